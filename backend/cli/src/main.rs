@@ -1,0 +1,3 @@
+//! Command line of llada-npu.
+
+fn main() {}

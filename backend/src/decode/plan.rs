@@ -1,0 +1,106 @@
+//! Row plans: what one forward computes, said without tensors.
+//!
+//! A plan lists rows. Each row has an input token, a position, a place for its K/V, and a *stream*: the set of K/V
+//! slots that it attends to. Modes only produce plans; the engine only executes them. K/V slots come in two kinds:
+//!
+//! * **store** slots keep the K/V of tokens that stand in the text, slot number = position by convention of the
+//!   decoder, and outlive the forward;
+//! * **scratch** slots hold the K/V of rows whose token is not decided (masks, drafts, shadows). They are valid from
+//!   the forward that writes them until a later plan writes the slot again.
+//!
+//! A row sees exactly the slots its stream names, *after* all rows of the forward have written theirs; so a row sees
+//! itself when its own slot is named.
+
+use std::ops::Range;
+
+/// A token id of the model's vocabulary.
+pub type Token = i32;
+
+/// Place of a row's K/V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// Long-term store, by slot number.
+    Store(u32),
+    /// Scratch of the step, by slot number.
+    Scratch(u32),
+}
+
+/// One row of a forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Token whose embedding enters the model.
+    pub token: Token,
+    /// Position for rotary embedding.
+    pub pos: u32,
+    /// Index into [`RowPlan::streams`]: what the row attends to.
+    pub stream: u16,
+    /// Where the row's K/V goes; `None` when nobody may see it.
+    pub kv: Option<Slot>,
+}
+
+/// What the rows of one stream attend to, as half-open slot ranges. Ranges do not overlap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stream {
+    /// Visible slots of the long-term store.
+    pub store: Vec<Range<u32>>,
+    /// Visible scratch slots.
+    pub scratch: Vec<Range<u32>>,
+}
+
+/// One prediction wanted from a forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predict {
+    /// Position that is predicted (differs from the row's own position in models with shifted logits).
+    pub pos: u32,
+    /// Index of the row whose logits predict `pos`.
+    pub row: u32,
+    /// Row of the unconditional pass, for classifier-free guidance: `un + (scale + 1) (cond - un)`.
+    pub uncond_row: Option<u32>,
+}
+
+/// Why a forward is made; reports count forwards by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ForwardKind {
+    /// First forward over the prompt (and the visible tail).
+    Prefill,
+    /// Recomputation of everything committed, plus the current window.
+    Refresh,
+    /// Ordinary denoising step.
+    Step,
+    /// Fresh prediction of a new current block's drafts.
+    Promotion,
+    /// Revision-only round at the end.
+    Sweep,
+}
+
+/// Everything one forward computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowPlan {
+    /// Reason of the forward.
+    pub kind: ForwardKind,
+    /// Step number, from 0; with the seed and the position it keys all randomness.
+    pub step: u32,
+    /// Rows, in any order; positions need not ascend.
+    pub rows: Vec<Row>,
+    /// Attend rules, indexed by [`Row::stream`].
+    pub streams: Vec<Stream>,
+    /// Predictions wanted, in the order in which they are returned. Rows that no entry names get no output
+    /// projection.
+    pub predict: Vec<Predict>,
+}
+
+/// What the model says of one position: the answer to a [`Predict`], made by the engine's sampler.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Position that is predicted.
+    pub pos: u32,
+    /// Chosen token; never the mask token.
+    pub token: Token,
+    /// Softmax probability of `token` in f32 over the whole vocabulary, before temperature, top-k and top-p;
+    /// `-inf` where an EOS suppression rule forbids committing here.
+    pub confidence: f32,
+    /// Difference of the two largest probabilities of the distribution that was sampled from.
+    pub margin: f32,
+    /// `sum p ln p` of the distribution that was sampled from: the higher, the less uncertain.
+    pub neg_entropy: f32,
+}

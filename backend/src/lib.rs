@@ -1,0 +1,5 @@
+//! ggml backend plug-in and decoding engine for diffusion language models.
+//!
+//! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`.
+
+pub mod decode;

@@ -1,0 +1,1 @@
+//! ggml: backend ABI, function table, tensors and graphs.

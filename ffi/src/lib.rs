@@ -1,0 +1,6 @@
+//! Every foreign type and every run-time loaded symbol of llada-npu.
+//!
+//! Raw types are private to this crate. Above it, tensors, graphs and tables are safe values with lifetimes, and a
+//! ggml backend is a set of safe traits whose C vtables are built here.
+
+pub mod ggml;

@@ -1,0 +1,209 @@
+"""Trains the model: masked-diffusion cross-entropy over canvases of varying length.
+
+A canvas is the prompt and `n_answer` positions behind it (the answer, then EOS), and nothing beyond: neither the length
+of the tail nor what follows it may matter to the model. Half the canvases are masked at a uniform random ratio; half are
+states of block-wise decoding (everything left of a block visible, the block masked in part, everything right masked).
+
+usage: train.py OUTPUT_DIR [--steps N]      writes OUTPUT_DIR/{tokenizer.json,params.npz,params-STEP.npz}
+"""
+
+import argparse
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tasks
+from model import Config, fake_q4_0, forward, init_params, matrix_shapes
+from vocabulary import EOS, MASK, chat_prompt, train_tokenizer
+
+TASK_WEIGHTS = {"add": 3, "word": 3, "sort": 2, "reverse": 2, "spell": 1.5, "json": 1}
+WIDTHS = (48, 64, 96, 128, 160)
+TOKENS_PER_BATCH = 5120
+POOL_SIZE = 8192
+MAX_ANSWER = 96
+EOS_TAIL_WEIGHT = 0.1
+MUON_LR, ADAM_LR = 0.02, 3e-3
+WARMUP_STEPS = 100
+FINAL_LR_SHARE = 0.02
+LONG_CANVAS_FROM, QUANTISE_FROM = 0.5, 0.67
+CHECKPOINT_EVERY = 500
+
+
+def answer_positions(rng, n_prompt, n_answer, long_canvases):
+    """Number of canvas positions behind the prompt: mostly just above the answer's length at first, all of decoding's
+    canvases later (fixed lengths, whole batches of 128 and 160, and suffixes that end before the answer does)."""
+    kind = rng.random()
+    if not long_canvases and kind < 0.8 or kind < 0.35:
+        return n_answer + 1 + rng.randrange(12)
+    if kind < 0.55:
+        return rng.randint(n_answer + 1, MAX_ANSWER)
+    if kind < 0.75:
+        return rng.choice((64, 96))
+    if kind < 0.83:
+        return rng.choice((128, 160)) - n_prompt
+    return rng.randint(12, 64)
+
+
+def mask_positions(rng, n):
+    """Which of `n` positions are masked."""
+    masked = np.zeros(n, bool)
+    if rng.random() < 0.5:
+        masked[rng.random(n) < rng.uniform(0.05, 1)] = True
+    else:
+        block = rng.choice((8, 16, 32, 32, 64))
+        start = rng.integers(0, -(-n // block)) * block
+        end = min(start + block, n)
+        masked[end:] = True
+        masked[start:end] = rng.random(end - start) < rng.uniform(0.05, 1)
+    if not masked.any():
+        masked[rng.integers(n)] = True
+    return masked
+
+
+class BatchStream:
+    """Draws training canvases and yields them in batches of one width (prompt and answer, rounded up)."""
+
+    def __init__(self, tokenizer, seed):
+        self.tokenizer = tokenizer
+        self.rng = random.Random(seed)
+        self.mask_rng = np.random.default_rng(seed)
+        self.waiting = {width: [] for width in WIDTHS}
+        self.long_canvases = False
+
+    def refill(self):
+        names, weights = list(TASK_WEIGHTS), list(TASK_WEIGHTS.values())
+        pairs = [tasks.draw(task, "train", self.rng) for task in self.rng.choices(names, weights, k=POOL_SIZE)]
+        prompts = self.tokenizer.encode_batch([chat_prompt(prompt) for prompt, _ in pairs])
+        answers = self.tokenizer.encode_batch([answer for _, answer in pairs])
+        for prompt, answer in zip(prompts, answers):
+            prompt, answer = prompt.ids, answer.ids
+            n = answer_positions(self.rng, len(prompt), len(answer), self.long_canvases)
+            width = next(width for width in WIDTHS if width >= len(prompt) + n)
+            self.waiting[width].append((prompt, answer, n))
+
+    def next(self):
+        """A batch: tokens in, targets, loss weights, lengths."""
+        ready = [width for width in WIDTHS if len(self.waiting[width]) >= TOKENS_PER_BATCH // width]
+        while not ready:
+            self.refill()
+            ready = [width for width in WIDTHS if len(self.waiting[width]) >= TOKENS_PER_BATCH // width]
+        counts = [len(self.waiting[width]) * width for width in ready]
+        width = self.rng.choices(ready, counts)[0]
+        rows = TOKENS_PER_BATCH // width
+        canvases, self.waiting[width] = self.waiting[width][:rows], self.waiting[width][rows:]
+        target = np.full((rows, width), EOS, np.int32)
+        tokens = np.full((rows, width), EOS, np.int32)
+        weight = np.zeros((rows, width), np.float32)
+        length = np.zeros(rows, np.int32)
+        for row, (prompt, answer, n) in enumerate(canvases):
+            start, length[row] = len(prompt), len(prompt) + n
+            target[row, :start] = prompt
+            target[row, start:length[row]] = (answer + [EOS] * n)[:n]
+            masked = mask_positions(self.mask_rng, n)
+            tokens[row] = target[row]
+            tokens[row, start:length[row]][masked] = MASK
+            weight[row, start:length[row]] = masked * np.where(np.arange(n) <= len(answer), 1, EOS_TAIL_WEIGHT)
+        return tokens, target, weight, length
+
+
+def orthogonalise(stack):
+    """Newton-Schulz iteration of Muon on a stack of matrices."""
+    x = stack / (jnp.linalg.norm(stack, axis=(1, 2), keepdims=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.transpose(0, 2, 1)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def muon_update(momenta):
+    """Orthogonalised updates; matrices of one shape (up to transposition) share a stack."""
+    groups = {}
+    for name, value in momenta.items():
+        groups.setdefault(tuple(sorted(value.shape)), []).append(name)
+    updates = {}
+    for shape, names in groups.items():
+        flips = [momenta[name].shape != shape for name in names]
+        stack = orthogonalise(jnp.stack([momenta[n].T if flip else momenta[n] for n, flip in zip(names, flips)]))
+        for name, flip, update in zip(names, flips, stack):
+            rows, cols = momenta[name].shape
+            updates[name] = (update.T if flip else update) * max(1, rows / cols) ** 0.5
+    return updates
+
+
+def init_state(params):
+    zeros = {name: jnp.zeros_like(value) for name, value in params.items()}
+    return {"momentum": zeros, "second": {name: jnp.zeros_like(value) for name, value in params.items()}}
+
+
+@partial(jax.jit, static_argnames=("config",), donate_argnums=(0, 1))
+def train_step(params, state, batch, step, lr_share, quantise, config):
+    tokens, target, weight, length = batch
+    matrices = matrix_shapes(config).keys()
+
+    def loss_of(params):
+        used = {name: jnp.where(quantise, fake_q4_0(value), value) if name in matrices else value
+                for name, value in params.items()}
+        log_probs = jax.nn.log_softmax(forward(used, tokens, length, config))
+        picked = jnp.take_along_axis(log_probs, target[..., None], axis=-1)[..., 0]
+        return -(picked * weight).sum() / weight.sum()
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    momentum, second = dict(state["momentum"]), dict(state["second"])
+    nesterov = {}
+    for name in matrices:
+        momentum[name] = 0.95 * momentum[name] + grads[name]
+        nesterov[name] = grads[name] + 0.95 * momentum[name]
+    updates = {name: MUON_LR * update for name, update in muon_update(nesterov).items()}
+    for name in params.keys() - matrices:
+        momentum[name] = 0.9 * momentum[name] + 0.1 * grads[name]
+        second[name] = 0.98 * second[name] + 0.02 * grads[name] ** 2
+        mean, square = momentum[name] / (1 - 0.9 ** step), second[name] / (1 - 0.98 ** step)
+        updates[name] = ADAM_LR * mean / (jnp.sqrt(square) + 1e-8)
+    params = {name: value - lr_share * (updates[name] + (0.02 * 0.1 * value if name in matrices else 0))
+              for name, value in params.items()}
+    return params, {"momentum": momentum, "second": second}, loss
+
+
+def lr_share(step, n_steps):
+    """Linear warm-up, then a cosine down to FINAL_LR_SHARE."""
+    if step < WARMUP_STEPS:
+        return (step + 1) / WARMUP_STEPS
+    progress = (step - WARMUP_STEPS) / (n_steps - WARMUP_STEPS)
+    return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + np.cos(np.pi * progress))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--steps", type=int, default=10000)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer()
+    tokenizer.save(str(args.output / "tokenizer.json"))
+    config = Config()
+    params = init_params(config, seed=0)
+    state = init_state(params)
+    stream = BatchStream(tokenizer, seed=tasks.SPLIT_SEEDS["train"])
+    print(f"{sum(value.size for value in params.values())} parameters, {args.steps} steps", flush=True)
+    started, losses = time.time(), []
+    for step in range(args.steps):
+        stream.long_canvases = step >= LONG_CANVAS_FROM * args.steps
+        quantise = step >= QUANTISE_FROM * args.steps and step % 2 == 0
+        params, state, loss = train_step(params, state, stream.next(), step + 1.0, lr_share(step, args.steps), quantise,
+                                         config)
+        losses.append(loss)
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1} loss {np.mean(losses):.4f} {time.time() - started:.0f} s", flush=True)
+            losses = []
+        if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == args.steps:
+            np.savez(args.output / f"params-{step + 1}.npz", **params)
+    np.savez(args.output / "params.npz", **params)
+
+
+if __name__ == "__main__":
+    main()
