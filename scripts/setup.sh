@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# Usage: scripts/setup.sh [PART...]
+#
+# Installs what is missing, then fetches and builds llama.cpp and this project. What is up to date is left alone, so a
+# second run does nothing. Without arguments all parts but valgrind are made:
+#
+#   packages   Debian packages (as root; otherwise lists the missing ones and fails)
+#   python     a Python environment with the packages of the independent references
+#   stock      the pinned llama.cpp, pristine, with its tools
+#   patched    the same tree with ggml-patches/ applied: llama-diffusion-cli --backend
+#   plugin     libggml-llada-npu.so, copied beside the patched tools
+#   cli        the llada-npu command line
+#   valgrind   stock's tools with a libggml-cpu without AVX-512, which valgrind does not know
+#
+# The cache is ${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}; it is safe to delete.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+PACKAGES=(build-essential ccache clang cmake libclang-dev ninja-build patch shellcheck valgrind)
+
+STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion llama-tokenize llama-quantize
+    llama-gguf-split test-backend-ops ggml-cpu)
+PATCHED_TARGETS=(llama-diffusion-cli llama-completion test-arg-parser ggml-cpu)
+VALGRIND_TOOLS=(llama-diffusion-cli llama-completion)
+
+CMAKE_FLAGS=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF
+    -DGGML_OPENMP=OFF -DGGML_CCACHE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TESTS=ON
+    -DLLAMA_BUILD_EXAMPLES=ON -DLLAMA_BUILD_TOOLS=ON)
+
+# hash_of TEXT... : a short name for the inputs of a build.
+hash_of() {
+    printf '%s\n' "$@" | sha256sum | cut -c1-32
+}
+
+# is_current STAMP HASH : whether STAMP was written for these inputs.
+is_current() {
+    [[ -f $1 && $(<"$1") == "$2" ]]
+}
+
+write_stamp() {
+    printf '%s\n' "$2" >"$1.tmp.$$"
+    mv -f "$1.tmp.$$" "$1"
+}
+
+make_packages() {
+    command -v dpkg-query >/dev/null || {
+        log "not a Debian system: taking for granted what ${PACKAGES[*]} hold"
+        return
+    }
+    local package missing=()
+    for package in "${PACKAGES[@]}"; do
+        [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+    done
+    ((${#missing[@]})) || return 0
+    ((EUID == 0)) || die "missing packages; as root: apt-get install ${missing[*]}"
+    log "installing ${missing[*]}"
+    apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
+
+make_python() {
+    local stamp=$CACHE/python/.stamp hash
+    hash=$(hash_of "$NUMPY_VERSION" "$(python3 --version)")
+    is_current "$stamp" "$hash" && return
+    log "python environment (numpy $NUMPY_VERSION)"
+    python3 -m venv --clear "$CACHE/python"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check "numpy==$NUMPY_VERSION" >&2
+    write_stamp "$stamp" "$hash"
+}
+
+# Fetches the sdist into the cache and prints its path.
+fetch_sdist() {
+    local dir=$CACHE/downloads name=${LLAMA_CPP_SDIST//-/_}-$LLAMA_CPP_SDIST_VERSION.tar.gz scratch
+    mkdir -p "$dir"
+    if [[ ! -f $dir/$name ]]; then
+        log "fetching $LLAMA_CPP_SDIST $LLAMA_CPP_SDIST_VERSION"
+        scratch=$(mktemp -d "$dir/fetch.XXXXXX")
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary "$LLAMA_CPP_SDIST" \
+            --dest "$scratch" "$LLAMA_CPP_SDIST==$LLAMA_CPP_SDIST_VERSION" >&2
+        check_sdist "$scratch/$name"
+        mv -f "$scratch/$name" "$dir/$name"
+        rm -rf "$scratch"
+    fi
+    check_sdist "$dir/$name"
+    printf '%s\n' "$dir/$name"
+}
+
+check_sdist() {
+    printf '%s  %s\n' "$LLAMA_CPP_SDIST_SHA256" "$1" | sha256sum --check --status ||
+        die "$1: checksum differs from scripts/versions.env; delete the file and run again"
+}
+
+# Unpacks the pristine source. A build directory that is there stays: file times come from the sdist.
+make_stock_source() {
+    local stamp=$STOCK/.setup-source new=$STOCK.new sdist
+    is_current "$stamp" "$LLAMA_CPP_SDIST_SHA256" && return
+    sdist=$(fetch_sdist)
+    log "unpacking llama.cpp"
+    rm -rf "$new"
+    mkdir -p "$new"
+    tar -xzf "$sdist" -C "$new" --strip-components=3 --wildcards '*/vendor/llama.cpp'
+    write_stamp "$new/.setup-source" "$LLAMA_CPP_SDIST_SHA256"
+    swap_source "$STOCK" "$new"
+}
+
+# Copies the pristine source and applies the patches to the copy.
+make_patched_source() {
+    local stamp=$PATCHED/.setup-source new=$PATCHED.new hash
+    hash=$(hash_of "$LLAMA_CPP_SDIST_SHA256" "$("$REPO/scripts/apply-patches.sh" --fingerprint)")
+    is_current "$stamp" "$hash" && return
+    log "patching llama.cpp"
+    rm -rf "$new"
+    mkdir -p "$new"
+    tar -C "$STOCK" --exclude=./build --exclude=./build-noavx512 --exclude=./.setup-source -cf - . | tar -C "$new" -xf -
+    "$REPO/scripts/apply-patches.sh" "$new" >&2
+    write_stamp "$new/.setup-source" "$hash"
+    swap_source "$PATCHED" "$new"
+}
+
+# swap_source TREE NEW : puts NEW in TREE's place, keeping the build directories, which only hold what can be made again.
+swap_source() {
+    local build
+    for build in build build-noavx512; do
+        [[ -d $1/$build ]] && mv "$1/$build" "$2/$build"
+    done
+    rm -rf "$1"
+    mv "$2" "$1"
+}
+
+# build_tree SOURCE DIRECTORY TARGETS FLAG... : configures and builds; compiled objects are shared through ccache.
+build_tree() {
+    local source=$1 build=$1/$2 targets=$3 log_file=$1/$2.log hash
+    shift 3
+    hash=$(hash_of "$(<"$source/.setup-source")" "$targets" "$*" "$(c++ --version)" "$(cmake --version)")
+    is_current "$build/.setup-stamp" "$hash" && return
+    log "building $build"
+    rm -f "$build/.setup-stamp"
+    (
+        export CCACHE_BASEDIR=$LLAMA_CPP
+        # shellcheck disable=SC2086  # $targets is a list of words
+        with_ccache cmake -S "$source" -B "$build" "$@" && with_ccache cmake --build "$build" --target $targets
+    ) >"$log_file" 2>&1 || {
+        tail -n 40 "$log_file" >&2
+        die "building $build failed; the whole log is $log_file"
+    }
+    write_stamp "$build/.setup-stamp" "$hash"
+}
+
+make_stock() {
+    make_stock_source
+    mapfile -t sets < <(instruction_sets)
+    build_tree "$STOCK" build "${STOCK_TARGETS[*]}" "${CMAKE_FLAGS[@]}" "${sets[@]}"
+}
+
+make_patched() {
+    make_stock_source
+    make_patched_source
+    mapfile -t sets < <(instruction_sets)
+    build_tree "$PATCHED" build "${PATCHED_TARGETS[*]}" "${CMAKE_FLAGS[@]}" "${sets[@]}"
+}
+
+# Stock's tools look for libggml-cpu.so beside themselves, so copies of them in another directory find the other one.
+make_valgrind() {
+    make_stock
+    mapfile -t sets < <(instruction_sets | sed '/AVX512/s/=ON$/=OFF/')
+    build_tree "$STOCK" build-noavx512 ggml-cpu "${CMAKE_FLAGS[@]}" "${sets[@]}"
+    local tool
+    for tool in "${VALGRIND_TOOLS[@]}"; do
+        [[ $VALGRIND_BIN/$tool -nt $STOCK_BIN/$tool ]] || install_file "$STOCK_BIN/$tool" "$VALGRIND_BIN/$tool"
+    done
+}
+
+# The C toolchain names a loadable backend libggml-NAME.so; a Rust library's name cannot hold a dash.
+make_plugin() {
+    (cd "$REPO" && cargo build --quiet --release -p ggml-llada-npu)
+    local built=$TARGET/release/libggml_llada_npu.so copy
+    for copy in "$PLUGIN" "$PATCHED_BIN/${PLUGIN##*/}"; do
+        [[ -d ${copy%/*} ]] || continue
+        cmp -s "$built" "$copy" || install_file "$built" "$copy"
+    done
+}
+
+# The first build compiles the llama.cpp inside llama-cpp-sys-2.
+make_cli() {
+    (cd "$REPO" && with_ccache cargo build --quiet --release -p llada-npu)
+}
+
+main() {
+    local part
+    if [[ ${1-} == -h || ${1-} == --help ]]; then
+        usage
+        return
+    fi
+    (($#)) || set -- packages python stock patched plugin cli
+    for part in "$@"; do
+        [[ $(type -t "make_$part") == function && $part != *_* ]] || die "unknown part '$part'; see --help"
+    done
+    mkdir -p "$CACHE"
+    exec 9>"$CACHE/setup.lock"
+    command -v flock >/dev/null && { flock -n 9 || { log "waiting for another setup.sh" && flock 9; }; }
+    for part in "$@"; do
+        "make_$part" 9>&-
+    done
+}
+
+main "$@"
