@@ -158,6 +158,7 @@ struct ggml_diffusion_api {
     void                     (*session_free)(ggml_diffusion_session_t session);
 
     // Sets an option; an unknown key or a bad value fails at once, a key without meaning in the mode fails in check().
+    // A flag without a value on the command line arrives as "true".
     int (*session_set)(ggml_diffusion_session_t session, const char * key, const char * value);
     // Checks the options against each other, the model and the lengths, without computing.
     int (*session_check)(ggml_diffusion_session_t session, int32_t n_prompt, int32_t n_generate);
@@ -173,6 +174,10 @@ struct ggml_diffusion_api {
     int (*get_report)(ggml_diffusion_session_t session, struct ggml_diffusion_report * report);
     // Writes the report as JSON, always terminated; returns the length without the terminator, as snprintf does.
     int32_t (*get_report_json)(ggml_diffusion_session_t session, char * text, size_t n_max);
+
+    // The ggml_diffusion_status behind last_error(): tells a caller of model_load() or session_new() why it got NULL.
+    // After GGML_DIFFUSION_UNSUPPORTED the same file may still work elsewhere.
+    int (*last_status)(void);
 };
 
 typedef const struct ggml_diffusion_api * (*ggml_diffusion_get_api_t)(void);
