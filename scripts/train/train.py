@@ -4,7 +4,8 @@ A canvas is the prompt and `n_answer` positions behind it (the answer, then EOS)
 of the tail nor what follows it may matter to the model. Half the canvases are masked at a uniform random ratio; half are
 states of block-wise decoding (everything left of a block visible, the block masked in part, everything right masked).
 
-usage: train.py OUTPUT_DIR [--steps N]      writes OUTPUT_DIR/{tokenizer.json,params.npz,params-STEP.npz}
+usage: train.py OUTPUT_DIR [--steps N] [--resume CHECKPOINT]
+writes OUTPUT_DIR/tokenizer.json, OUTPUT_DIR/params.npz and every 500 steps OUTPUT_DIR/checkpoint-STEP.npz
 """
 
 import argparse
@@ -23,7 +24,7 @@ from vocabulary import EOS, MASK, chat_prompt, train_tokenizer
 
 TASK_WEIGHTS = {"add": 3, "word": 3, "sort": 2, "reverse": 2, "spell": 1.5, "json": 1}
 WIDTHS = (48, 64, 96, 128, 160)
-TOKENS_PER_BATCH = 5120
+TOKENS_PER_BATCH = 3072
 POOL_SIZE = 8192
 MAX_ANSWER = 96
 EOS_TAIL_WEIGHT = 0.1
@@ -49,14 +50,14 @@ def answer_positions(rng, n_prompt, n_answer, long_canvases):
     return rng.randint(12, 64)
 
 
-def mask_positions(rng, n):
-    """Which of `n` positions are masked."""
+def mask_positions(rng, n, n_text):
+    """Which of `n` positions are masked; blocks are mostly taken where the `n_text` positions of text and EOS are."""
     masked = np.zeros(n, bool)
     if rng.random() < 0.5:
         masked[rng.random(n) < rng.uniform(0.05, 1)] = True
     else:
         block = rng.choice((8, 16, 32, 32, 64))
-        start = rng.integers(0, -(-n // block)) * block
+        start = rng.integers(0, -(-(n_text if rng.random() < 0.85 else n) // block)) * block
         end = min(start + block, n)
         masked[end:] = True
         masked[start:end] = rng.random(end - start) < rng.uniform(0.05, 1)
@@ -104,7 +105,7 @@ class BatchStream:
             start, length[row] = len(prompt), len(prompt) + n
             target[row, :start] = prompt
             target[row, start:length[row]] = (answer + [EOS] * n)[:n]
-            masked = mask_positions(self.mask_rng, n)
+            masked = mask_positions(self.mask_rng, n, min(n, len(answer) + 1))
             tokens[row] = target[row]
             tokens[row, start:length[row]][masked] = MASK
             weight[row, start:length[row]] = masked * np.where(np.arange(n) <= len(answer), 1, EOS_TAIL_WEIGHT)
@@ -177,21 +178,40 @@ def lr_share(step, n_steps):
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + np.cos(np.pi * progress))
 
 
+def save_checkpoint(path, params, state, step):
+    parts = {"params": params, **state}
+    np.savez(path, step=step, **{f"{part}/{name}": value for part in parts for name, value in parts[part].items()})
+
+
+def load_checkpoint(path):
+    """Parameters, optimiser state and the number of steps done."""
+    parts = {"params": {}, "momentum": {}, "second": {}}
+    with np.load(path) as file:
+        for key in file.files:
+            if key != "step":
+                part, name = key.split("/")
+                parts[part][name] = jnp.asarray(file[key])
+        return parts.pop("params"), parts, int(file["step"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--resume", type=Path)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer()
     tokenizer.save(str(args.output / "tokenizer.json"))
     config = Config()
-    params = init_params(config, seed=0)
+    params, first_step = init_params(config, seed=0), 0
     state = init_state(params)
-    stream = BatchStream(tokenizer, seed=tasks.SPLIT_SEEDS["train"])
+    if args.resume:
+        params, state, first_step = load_checkpoint(args.resume)
+    stream = BatchStream(tokenizer, seed=tasks.SPLIT_SEEDS["train"] + first_step)
     print(f"{sum(value.size for value in params.values())} parameters, {args.steps} steps", flush=True)
     started, losses = time.time(), []
-    for step in range(args.steps):
+    for step in range(first_step, args.steps):
         stream.long_canvases = step >= LONG_CANVAS_FROM * args.steps
         quantise = step >= QUANTISE_FROM * args.steps and step % 2 == 0
         params, state, loss = train_step(params, state, stream.next(), step + 1.0, lr_share(step, args.steps), quantise,
@@ -201,7 +221,7 @@ def main():
             print(f"step {step + 1} loss {np.mean(losses):.4f} {time.time() - started:.0f} s", flush=True)
             losses = []
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == args.steps:
-            np.savez(args.output / f"params-{step + 1}.npz", **params)
+            save_checkpoint(args.output / f"checkpoint-{step + 1}.npz", params, state, step + 1)
     np.savez(args.output / "params.npz", **params)
 
 

@@ -24,17 +24,22 @@ def chat_prompt(prompt):
     return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def set_byte_level(tokenizer):
+    """Gives `tokenizer` the splitting and the byte alphabet, and returns it."""
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def train_tokenizer(n_examples=12000):
     """Trains the BPE on training prompts and answers."""
     rng = random.Random(0)
     texts = []
     for _ in range(n_examples):
         texts += [*tasks.draw(rng.choice(list(tasks.GENERATORS)), "train", rng), "user\n", "assistant\n"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = set_byte_level(Tokenizer(models.BPE()))
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE, special_tokens=CONTROL_TOKENS, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))

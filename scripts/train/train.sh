@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# usage: train.sh [TRAINED_DIR]
+#
+# Makes everything under tests/models and tests/tasks: the task files, the trained model (checkpoints go to TRAINED_DIR),
+# its F16, Q8_0 and Q4_0 files, and their exact match on the validation file. About two hours on two cores.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+tests="$here/../../tests"
+cache="${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}"
+trained="${1:-$cache/trained}"
+venv="$cache/train-venv"
+
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+fi
+"$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"
+python="$venv/bin/python"
+
+mkdir -p "$tests/models" "$tests/tasks"
+"$python" "$here/tasks.py" "$tests/tasks"
+"$python" "$here/train.py" "$trained"
+"$python" "$here/export.py" "$trained" "$tests/models"
+for kind in f16 q8_0 q4_0; do
+    for gen in 64 96; do
+        "$python" "$here/evaluate.py" "$tests/models/llada-tiny-$kind.gguf" "$tests/tasks/validation.jsonl" --gen "$gen"
+    done
+done
