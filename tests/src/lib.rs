@@ -1,1 +1,3 @@
-//! Harness of the host tests.
+//! Harness of the host tests: independent oracles and the files they need.
+
+pub mod llama;

@@ -1,0 +1,155 @@
+//! Stock libllama on the CPU, as an oracle: full-sequence logits, and logits over a reused prefix.
+//!
+//! Independent of the engine: nothing here goes through our plug-in, which the tests never register in this process.
+
+use std::ffi::CString;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use llama_cpp_sys_2 as llama;
+
+/// A model and one context of stock libllama, f32 K/V, flash attention off, bidirectional attention.
+#[derive(Debug)]
+pub struct Llama {
+    model: NonNull<llama::llama_model>,
+    ctx: NonNull<llama::llama_context>,
+    n_vocab: usize,
+}
+
+impl Drop for Llama {
+    fn drop(&mut self) {
+        // SAFETY: the context came from llama_init_from_model and is freed once, before its model.
+        unsafe { llama::llama_free(self.ctx.as_ptr()) };
+        // SAFETY: the model came from llama_model_load_from_file and is freed once.
+        unsafe { llama::llama_model_free(self.model.as_ptr()) };
+    }
+}
+
+/// Drops libllama's chatter; errors show as the failing result of a call.
+unsafe extern "C" fn silent(
+    _level: llama::ggml_log_level,
+    _text: *const std::ffi::c_char,
+    _user_data: *mut std::ffi::c_void,
+) {
+}
+
+fn init_once() {
+    static INIT: OnceLock<()> = OnceLock::new();
+    INIT.get_or_init(|| {
+        // SAFETY: the callback is a static function that ignores its arguments.
+        unsafe { llama::llama_log_set(Some(silent), std::ptr::null_mut()) };
+        // SAFETY: no arguments, called once.
+        unsafe { llama::llama_backend_init() };
+    });
+}
+
+impl Llama {
+    /// Loads a GGUF with room for `n_ctx` tokens.
+    ///
+    /// # Panics
+    /// When libllama refuses the file.
+    #[must_use]
+    pub fn load(path: &Path, n_ctx: u32) -> Self {
+        init_once();
+        let c_path = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without NUL");
+        // SAFETY: a pure function.
+        let mut model_params = unsafe { llama::llama_model_default_params() };
+        model_params.n_gpu_layers = 0;
+        // SAFETY: path and parameters are valid during the call.
+        let model = unsafe { llama::llama_model_load_from_file(c_path.as_ptr(), model_params) };
+        let model =
+            NonNull::new(model).unwrap_or_else(|| panic!("libllama refuses {}", path.display()));
+
+        // SAFETY: a pure function.
+        let mut params = unsafe { llama::llama_context_default_params() };
+        params.n_ctx = n_ctx;
+        params.n_batch = n_ctx;
+        params.n_ubatch = n_ctx;
+        params.n_threads = 2;
+        params.n_threads_batch = 2;
+        params.flash_attn_type = llama::LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.type_k = llama::GGML_TYPE_F32;
+        params.type_v = llama::GGML_TYPE_F32;
+        // SAFETY: the model is alive, the parameters valid.
+        let ctx = unsafe { llama::llama_init_from_model(model.as_ptr(), params) };
+        let ctx = NonNull::new(ctx).expect("libllama makes a context");
+        // SAFETY: the context is alive.
+        unsafe { llama::llama_set_causal_attn(ctx.as_ptr(), false) };
+        // SAFETY: the model is alive.
+        let vocab = unsafe { llama::llama_model_get_vocab(model.as_ptr()) };
+        // SAFETY: the vocabulary lives as long as the model.
+        let n_vocab = unsafe { llama::llama_vocab_n_tokens(vocab) };
+        Self {
+            model,
+            ctx,
+            n_vocab: usize::try_from(n_vocab).expect("a size"),
+        }
+    }
+
+    /// Returns the vocabulary size.
+    #[must_use]
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    /// Returns the logits of every row of one bidirectional forward over `tokens` at positions `first_pos…`, as
+    /// `[n_tokens][n_vocab]`. Rows see each other and, where the architecture has a K/V cache, everything decoded
+    /// before.
+    ///
+    /// # Panics
+    /// When libllama fails.
+    pub fn decode(&mut self, tokens: &[i32], first_pos: usize) -> Vec<Vec<f32>> {
+        let n = i32::try_from(tokens.len()).expect("a small batch");
+        // SAFETY: asks for room for `n` token entries with one sequence each.
+        let mut batch = unsafe { llama::llama_batch_init(n, 0, 1) };
+        // SAFETY: llama_batch_init made `n` entries of each array (here and below).
+        unsafe { std::slice::from_raw_parts_mut(batch.token, tokens.len()) }
+            .copy_from_slice(tokens);
+        // SAFETY: see above.
+        let positions = unsafe { std::slice::from_raw_parts_mut(batch.pos, tokens.len()) };
+        for (i, pos) in positions.iter_mut().enumerate() {
+            *pos = i32::try_from(first_pos + i).expect("a small position");
+        }
+        // SAFETY: see above.
+        unsafe { std::slice::from_raw_parts_mut(batch.n_seq_id, tokens.len()) }.fill(1);
+        // SAFETY: see above.
+        for &seq_ids in unsafe { std::slice::from_raw_parts(batch.seq_id, tokens.len()) } {
+            // SAFETY: each entry points to room for one sequence id, as asked of llama_batch_init.
+            unsafe { *seq_ids = 0 };
+        }
+        // SAFETY: see above.
+        unsafe { std::slice::from_raw_parts_mut(batch.logits, tokens.len()) }.fill(1);
+        batch.n_tokens = n;
+        // SAFETY: context and batch are alive and the batch is filled.
+        let status = unsafe { llama::llama_decode(self.ctx.as_ptr(), batch) };
+        assert_eq!(status, 0, "llama_decode failed");
+        let rows = (0..n)
+            .map(|i| {
+                // SAFETY: logits of row `i` were asked for.
+                let row = unsafe { llama::llama_get_logits_ith(self.ctx.as_ptr(), i) };
+                assert!(!row.is_null(), "no logits for row {i}");
+                // SAFETY: a row has `n_vocab` floats, valid until the next call on the context.
+                unsafe { std::slice::from_raw_parts(row, self.n_vocab) }.to_vec()
+            })
+            .collect();
+        // SAFETY: the batch came from llama_batch_init.
+        unsafe { llama::llama_batch_free(batch) };
+        rows
+    }
+}
+
+/// Normalised mean squared error: `sum (a - b)^2 / sum b^2`, `b` the reference.
+///
+/// # Panics
+/// When the slices differ in length.
+#[must_use]
+pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "same length");
+    let (mut error, mut power) = (0.0_f64, 0.0_f64);
+    for (&x, &y) in a.iter().zip(b) {
+        error += (f64::from(x) - f64::from(y)).powi(2);
+        power += f64::from(y).powi(2);
+    }
+    error / power
+}
