@@ -37,7 +37,7 @@ pub enum Event {
         /// Position in the canvas.
         pos: u32,
     },
-    /// The first `len` generated positions are final.
+    /// The first `len` generated positions are final text. They end before an EOS or EoT.
     StablePrefix {
         /// Length in tokens, prompt not included.
         len: u32,
@@ -48,7 +48,7 @@ pub enum Event {
         step: u32,
         /// Kind of the forward.
         kind: ForwardKind,
-        /// Masked positions left in the generation region.
+        /// Masked positions left to decode: those left of the leftmost committed EOS or EoT.
         n_masked: u32,
     },
 }

@@ -10,6 +10,15 @@
 //!
 //! A row sees exactly the slots its stream names, *after* all rows of the forward have written theirs; so a row sees
 //! itself when its own slot is named.
+//!
+//! What every plan of a [`Decoder`](super::Decoder) keeps:
+//!
+//! * no two rows write the same slot; scratch slots written by a plan are numbered without gaps from the end of the
+//!   scratch that it keeps from an earlier forward (0 when it keeps none);
+//! * the ranges of a stream are sorted, not empty, neither overlapping nor touching, and name only slots that a row of
+//!   this plan or of an earlier plan has written;
+//! * `predict` is sorted by position and names masked positions only. Two entries may name the same row (with shifted
+//!   logits row 0 predicts positions 0 and 1).
 
 use std::ops::Range;
 
@@ -41,9 +50,9 @@ pub struct Row {
 /// What the rows of one stream attend to, as half-open slot ranges. Ranges do not overlap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
-    /// Visible slots of the long-term store.
+    /// Visible slots of the long-term store, ascending.
     pub store: Vec<Range<u32>>,
-    /// Visible scratch slots.
+    /// Visible scratch slots, ascending.
     pub scratch: Vec<Range<u32>>,
 }
 
@@ -96,11 +105,25 @@ pub struct Prediction {
     pub pos: u32,
     /// Chosen token; never the mask token.
     pub token: Token,
-    /// Softmax probability of `token` in f32 over the whole vocabulary, before temperature, top-k and top-p;
-    /// `-inf` where an EOS suppression rule forbids committing here.
+    /// Softmax probability of `token` in f32 over the whole vocabulary, before temperature, top-k and top-p. 0 where
+    /// an EOS rule of the confidence demotes the token.
     pub confidence: f32,
-    /// Difference of the two largest probabilities of the distribution that was sampled from.
-    pub margin: f32,
-    /// `sum p ln p` of the distribution that was sampled from: the higher, the less uncertain.
-    pub neg_entropy: f32,
+    /// What the session's [`Measure`] says: the higher, the earlier the position commits. Not NaN.
+    pub score: f32,
+}
+
+/// What [`Prediction::score`] holds.
+///
+/// "The sampled distribution" is, at temperature 0, the softmax of [`Prediction::confidence`]; above 0, the distribution
+/// that the token was drawn from: tokens that may be chosen, after temperature, top-p and top-k, renormalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Measure {
+    /// A copy of [`Prediction::confidence`].
+    Confidence,
+    /// Probability of the chosen token in the sampled distribution.
+    Probability,
+    /// Difference of the two largest probabilities of the sampled distribution, among tokens that may be chosen.
+    Margin,
+    /// `sum p ln(p + 1e-10)` of the sampled distribution: the higher, the less uncertain.
+    NegEntropy,
 }
