@@ -3,3 +3,4 @@
 //! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`.
 
 pub mod decode;
+pub mod model;
