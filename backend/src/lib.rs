@@ -3,4 +3,5 @@
 //! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`.
 
 pub mod decode;
+pub mod engine;
 pub mod model;

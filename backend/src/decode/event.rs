@@ -44,7 +44,7 @@ pub enum Event {
     },
     /// A forward was absorbed.
     Step {
-        /// Step number, from 0.
+        /// Step number of the plan.
         step: u32,
         /// Kind of the forward.
         kind: ForwardKind,

@@ -87,7 +87,8 @@ pub enum ForwardKind {
 pub struct RowPlan {
     /// Reason of the forward.
     pub kind: ForwardKind,
-    /// Step number, from 0; with the seed and the position it keys all randomness.
+    /// Step number, from 0 and ascending; with the seed and the position it keys all randomness. A schedule leaves out the
+    /// numbers of steps that it need not run.
     pub step: u32,
     /// Rows, in any order; positions need not ascend.
     pub rows: Vec<Row>,

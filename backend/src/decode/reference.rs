@@ -8,8 +8,8 @@
 //! commits `floor(n_masked (1 - t[i+1] / t[i]))`, the last one everything.
 //!
 //! Both end when no mask is left before the leftmost EOS or EoT: commits are never revised, so the text is what the
-//! remaining steps would leave. For the same reason a block ends with its last mask, though the official code would spend
-//! the rest of the block's steps without a commit.
+//! remaining steps would leave. For the same reason steps that commit nothing are counted and not run, and algorithms that
+//! choose positions without looking at the model (`origin`, `random`) choose before the forward and predict nothing else.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ use super::random::{Key, Purpose};
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Quota {
     /// So many, the best first.
-    Count(u32),
+    Count(usize),
     /// Each with this probability ([`Algorithm::Origin`]).
     Probability(f64),
 }
@@ -40,10 +40,14 @@ pub(super) struct Reference {
     seed: u64,
     n_prompt: u32,
     n_canvas: u32,
-    /// The part of the canvas that commits now, and the step within it.
+    started: bool,
+    /// The part of the canvas that commits now, its steps, and the next one of them.
     block: Range<u32>,
+    n_steps: u32,
     step_in_block: u32,
-    /// Candidates of a step: what they are ranked by, and their index in the predictions.
+    /// How many of the plan's predictions commit.
+    n_commit: usize,
+    /// Candidates of a step: what they are ranked by, and which they are.
     ranked: Vec<(f64, usize)>,
 }
 
@@ -56,14 +60,7 @@ impl Reference {
         guided: bool,
         seed: u64,
     ) -> Self {
-        let n_canvas = resolved.n_canvas();
-        let end = match schedule {
-            Schedule::Blocks { block_length, .. } => {
-                resolved.n_prompt.saturating_add(block_length).min(n_canvas)
-            }
-            Schedule::Timesteps { .. } => n_canvas,
-        };
-        Self {
+        let mut reference = Self {
             schedule,
             algorithm,
             alg_temp,
@@ -71,50 +68,35 @@ impl Reference {
             shift: resolved.shift_logits,
             seed,
             n_prompt: resolved.n_prompt,
-            n_canvas,
-            block: resolved.n_prompt..end,
+            n_canvas: resolved.n_canvas(),
+            started: false,
+            block: resolved.n_prompt..resolved.n_prompt,
+            n_steps: 0,
             step_in_block: 0,
+            n_commit: 0,
             ranked: Vec::new(),
-        }
+        };
+        reference.next_block();
+        reference
     }
 
     pub(super) fn plan(&mut self, canvas: &Canvas, plan: &mut RowPlan) {
+        plan.kind = if self.started {
+            ForwardKind::Step
+        } else {
+            ForwardKind::Prefill
+        };
+        self.started = true;
         if canvas.masked(self.block.clone()).next().is_none() {
+            plan.step += self.n_steps - self.step_in_block;
             self.next_block();
         }
-        plan.kind = if plan.step == 0 {
-            ForwardKind::Prefill
-        } else {
-            ForwardKind::Step
-        };
-        let n = self.n_canvas;
-        let n_copies = if self.guided { 2 } else { 1 };
-        plan.streams.clear();
-        for copy in 0..n_copies {
-            let mut stream = Stream::default();
-            stream.scratch.push(u32::from(copy) * n..(u32::from(copy) + 1) * n);
-            plan.streams.push(stream);
-            plan.rows.extend((0..n).map(|pos| Row {
-                token: if copy == 1 && pos < self.n_prompt {
-                    canvas.mask()
-                } else {
-                    canvas.token(pos)
-                },
-                pos,
-                stream: copy,
-                kv: Some(Slot::Scratch(u32::from(copy) * n + pos)),
-            }));
+        // Ends: the last step of a block commits all that is left.
+        while !self.choose(canvas, plan) {
+            plan.step += 1;
+            self.step_in_block += 1;
         }
-        let shift = u32::from(self.shift);
-        plan.predict
-            .extend(canvas.masked(self.block.clone()).map(|pos| {
-                let row = pos.saturating_sub(shift);
-                Predict {
-                    pos,
-                    row,
-                    uncond_row: self.guided.then_some(n + row),
-                }
-            }));
+        self.fill_rows(canvas, plan);
     }
 
     pub(super) fn absorb(
@@ -124,51 +106,95 @@ impl Reference {
         predictions: &[Prediction],
         events: &mut Vec<Event>,
     ) {
-        // The predictions are those of all masked positions of the block.
-        let n_masked = predictions.len();
-        match self.quota(n_masked) {
-            Quota::Count(n_commit) => {
-                self.rank(plan.step, predictions);
-                for &(_, index) in self.ranked.iter().take(n_commit as usize) {
-                    canvas.commit(predictions[index].pos, predictions[index].token, events);
-                }
+        self.ranked.clear();
+        for (index, prediction) in predictions.iter().enumerate() {
+            let mut key = f64::from(prediction.score);
+            if self.alg_temp > 0.0 {
+                // Gumbel-top-k: the k largest keys are a draw of k without replacement from softmax(score / alg_temp).
+                key =
+                    key / f64::from(self.alg_temp) + self.draw(plan.step, prediction.pos).gumbel(0);
             }
-            Quota::Probability(p) => {
-                for prediction in predictions {
-                    if self.draw(plan.step, prediction.pos).unit(0) < p {
-                        canvas.commit(prediction.pos, prediction.token, events);
-                    }
-                }
-            }
+            self.ranked.push((key, index));
+        }
+        best_first(&mut self.ranked);
+        for &(_, index) in self.ranked.iter().take(self.n_commit) {
+            canvas.commit(predictions[index].pos, predictions[index].token, events);
         }
         self.step_in_block += 1;
     }
 
     fn next_block(&mut self) {
-        if let Schedule::Blocks { block_length, .. } = self.schedule {
-            let start = self.block.end;
-            self.block = start..start.saturating_add(block_length).min(self.n_canvas);
-            self.step_in_block = 0;
+        let start = self.block.end;
+        let n_gen = self.n_canvas - self.n_prompt;
+        self.step_in_block = 0;
+        match self.schedule {
+            Schedule::Blocks {
+                steps,
+                block_length,
+            } => {
+                self.block = start..start.saturating_add(block_length).min(self.n_canvas);
+                self.n_steps = block_steps(steps, self.block.end - start, n_gen);
+            }
+            Schedule::Timesteps { steps, .. } => {
+                self.block = start..self.n_canvas;
+                self.n_steps = steps;
+            }
         }
+    }
+
+    /// Fills in the predictions of this step and how many of them commit; returns false when none does.
+    fn choose(&mut self, canvas: &Canvas, plan: &mut RowPlan) -> bool {
+        let n_masked = canvas.masked(self.block.clone()).count();
+        let quota = self.quota(n_masked);
+        let masked = canvas.masked(self.block.clone());
+        match (quota, self.algorithm) {
+            (Quota::Count(0), _) => return false,
+            (Quota::Count(n), Algorithm::Random) => {
+                self.ranked.clear();
+                let order = masked
+                    .map(|pos| (self.draw(plan.step, pos).unit(0), pos as usize))
+                    .collect();
+                self.ranked = order;
+                best_first(&mut self.ranked);
+                self.ranked.truncate(n);
+                self.ranked.sort_unstable_by_key(|&(_, pos)| pos);
+                let chosen = self
+                    .ranked
+                    .iter()
+                    .filter_map(|&(_, pos)| u32::try_from(pos).ok());
+                plan.predict.extend(chosen.map(|pos| self.predict(pos)));
+                self.n_commit = n;
+            }
+            (Quota::Count(n), _) => {
+                plan.predict.extend(masked.map(|pos| self.predict(pos)));
+                self.n_commit = n;
+            }
+            (Quota::Probability(p), _) => {
+                let chosen = masked.filter(|&pos| self.draw(plan.step, pos).unit(0) < p);
+                plan.predict.extend(chosen.map(|pos| self.predict(pos)));
+                self.n_commit = plan.predict.len();
+            }
+        }
+        !plan.predict.is_empty()
     }
 
     /// Returns how many of `n_masked` candidates commit in this step.
     fn quota(&self, n_masked: usize) -> Quota {
+        let step = self.step_in_block;
         match self.schedule {
-            Schedule::Blocks { steps, .. } => {
+            Schedule::Blocks { .. } => {
                 let n_block = self.block.end - self.block.start;
-                let n_steps = block_steps(steps, n_block, self.n_canvas - self.n_prompt);
-                let now = share(n_block, n_steps, self.step_in_block);
+                let now = share(n_block, self.n_steps, step);
                 if self.algorithm != Algorithm::Origin {
-                    return Quota::Count(now);
+                    return Quota::Count(now as usize);
                 }
-                let before: u32 = (0..self.step_in_block)
-                    .map(|step| share(n_block, n_steps, step))
+                let before: u32 = (0..step)
+                    .map(|step| share(n_block, self.n_steps, step))
                     .sum();
                 Quota::Probability(f64::from(now) / f64::from((n_block - before).max(1)))
             }
             Schedule::Timesteps { steps, eps } => {
-                let p = timestep_share(steps, eps, self.step_in_block);
+                let p = timestep_share(steps, eps, step);
                 match self.algorithm {
                     Algorithm::Origin => Quota::Probability(p),
                     _ => Quota::Count(floor_share(n_masked, p)),
@@ -177,29 +203,45 @@ impl Reference {
         }
     }
 
-    /// Sorts the candidates, best first, ties by lower position.
-    fn rank(&mut self, step: u32, predictions: &[Prediction]) {
-        self.ranked.clear();
-        for (index, prediction) in predictions.iter().enumerate() {
-            let draw = self.draw(step, prediction.pos);
-            let key = match self.algorithm {
-                Algorithm::Random => draw.unit(0),
-                // Gumbel-top-k: the k largest keys are a draw of k without replacement from softmax(score / alg_temp).
-                _ if self.alg_temp > 0.0 => {
-                    f64::from(prediction.score) / f64::from(self.alg_temp) + draw.gumbel(0)
-                }
-                _ => f64::from(prediction.score),
-            };
-            self.ranked.push((key, index));
+    fn predict(&self, pos: u32) -> Predict {
+        let row = pos.saturating_sub(u32::from(self.shift));
+        Predict {
+            pos,
+            row,
+            uncond_row: self.guided.then_some(self.n_canvas + row),
         }
-        // Stable, and the candidates ascend by position. Keys are not NaN: `absorb` checked the scores.
-        self.ranked
-            .sort_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)));
+    }
+
+    fn fill_rows(&self, canvas: &Canvas, plan: &mut RowPlan) {
+        let n = self.n_canvas;
+        plan.streams.clear();
+        for copy in 0..if self.guided { 2 } else { 1 } {
+            let start = u32::from(copy) * n;
+            let mut stream = Stream::default();
+            stream.scratch.push(start..start + n);
+            plan.streams.push(stream);
+            plan.rows.extend((0..n).map(|pos| Row {
+                token: if copy == 1 && pos < self.n_prompt {
+                    canvas.mask()
+                } else {
+                    canvas.token(pos)
+                },
+                pos,
+                stream: copy,
+                kv: Some(Slot::Scratch(start + pos)),
+            }));
+        }
     }
 
     fn draw(&self, step: u32, pos: u32) -> Key {
         Key::new(self.seed, pos, step, Purpose::Order)
     }
+}
+
+/// Sorts by key, largest first. The sort is stable, so ties keep the order by position. Keys are not NaN.
+fn best_first(ranked: &mut [(f64, usize)]) {
+    // The addition makes -0 a 0, which `total_cmp` would put below it.
+    ranked.sort_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)));
 }
 
 /// Returns the steps of a block of `n_block` positions: `max(1, round(steps n_block / n_gen))`, halves up.
@@ -228,8 +270,8 @@ fn timestep_share(steps: u32, eps: f32, step: u32) -> f64 {
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "0 <= p <= 1 and a canvas length fits u32"
+    reason = "0 <= p <= 1 and canvas lengths are far below 2^53"
 )]
-fn floor_share(n_masked: usize, p: f64) -> u32 {
-    (n_masked as f64 * p) as u32
+fn floor_share(n_masked: usize, p: f64) -> usize {
+    (n_masked as f64 * p) as usize
 }

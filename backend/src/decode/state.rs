@@ -211,7 +211,7 @@ impl Decoder {
         self.report.count(&self.plan);
         self.report.n_committed = self.canvas.n_committed();
         self.report.n_generated = u32::try_from(self.canvas.output().len()).unwrap_or(u32::MAX);
-        self.step += 1;
+        self.step = self.plan.step + 1;
         self.state = if self.canvas.n_masked() == 0 {
             State::Done
         } else {
