@@ -1,0 +1,6 @@
+//! The safe entries: arguments are checked here, once, and implementations rely on it.
+
+#![deny(unsafe_code)]
+
+pub mod convert;
+pub mod mul_mat;

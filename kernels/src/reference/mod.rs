@@ -1,0 +1,4 @@
+//! The contract as scalar code: obvious, never tuned, and what every other implementation is tested against.
+
+pub(crate) mod convert;
+pub(crate) mod mul_mat;

@@ -1,0 +1,74 @@
+//! Loads and stores of whole vectors; no alignment needed.
+
+use std::arch::x86_64::*;
+
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn load_128(p: &[u8; 16]) -> __m128i {
+    // SAFETY: the reference is to 16 readable bytes, and the instruction takes any alignment.
+    unsafe { _mm_loadu_si128(p.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(super) fn load_256(p: &[u8; 32]) -> __m256i {
+    // SAFETY: the reference is to 32 readable bytes, and the instruction takes any alignment.
+    unsafe { _mm256_loadu_si256(p.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_512(p: &[u8; 64]) -> __m512i {
+    // SAFETY: the reference is to 64 readable bytes, and the instruction takes any alignment.
+    unsafe { _mm512_loadu_si512(p.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(super) fn load_f32x8(p: &[f32; 8]) -> __m256 {
+    // SAFETY: the reference is to 8 readable floats, and the instruction takes any alignment.
+    unsafe { _mm256_loadu_ps(p.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_f32x16(p: &[f32; 16]) -> __m512 {
+    // SAFETY: the reference is to 16 readable floats, and the instruction takes any alignment.
+    unsafe { _mm512_loadu_ps(p.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(super) fn store_256(p: &mut [u8; 32], v: __m256i) {
+    // SAFETY: the reference is to 32 writable bytes, and the instruction takes any alignment.
+    unsafe { _mm256_storeu_si256(p.as_mut_ptr().cast(), v) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn store_512(p: &mut [u8; 64], v: __m512i) {
+    // SAFETY: the reference is to 64 writable bytes, and the instruction takes any alignment.
+    unsafe { _mm512_storeu_si512(p.as_mut_ptr().cast(), v) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(super) fn store_f32x8(p: &mut [f32; 8], v: __m256) {
+    // SAFETY: the reference is to 8 writable floats, and the instruction takes any alignment.
+    unsafe { _mm256_storeu_ps(p.as_mut_ptr(), v) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn store_f32x16(p: &mut [f32; 16], v: __m512) {
+    // SAFETY: the reference is to 16 writable floats, and the instruction takes any alignment.
+    unsafe { _mm512_storeu_ps(p.as_mut_ptr(), v) }
+}
+
+/// Returns the bytes of a shorter tail, followed by zeros.
+#[inline]
+pub(super) fn padded<const N: usize>(tail: &[u8]) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes[..tail.len()].copy_from_slice(tail);
+    bytes
+}
