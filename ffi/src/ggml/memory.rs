@@ -52,6 +52,21 @@ pub enum MemoryError {
     },
 }
 
+/// A plain number.
+///
+/// # Safety
+/// The type has no padding, and every pattern of its bytes is a value.
+pub unsafe trait Element: Copy {}
+
+macro_rules! elements {
+    ($($number:ty),*) => { $(
+        // SAFETY: integers and floats of the machine have no padding and no invalid pattern.
+        unsafe impl Element for $number {}
+    )* };
+}
+
+elements!(u8, u16, i32, i64, f32);
+
 /// Owning set of tensors of one context and the one buffer that holds their data.
 #[derive(Debug)]
 pub struct TensorSet {
@@ -255,6 +270,35 @@ impl GraphRunner {
     ) -> Result<(), MemoryError> {
         let graph = self.graph.as_ref().ok_or(MemoryError::Foreign)?;
         read(&graph.ctx, tensor, offset_bytes, data)
+    }
+
+    /// Writes numbers to an input of the graph, from its first element on.
+    ///
+    /// # Errors
+    /// [`MemoryError::Foreign`] or [`MemoryError::OutOfTensor`].
+    pub fn write_slice<T: Element>(
+        &mut self,
+        tensor: &Tensor,
+        data: &[T],
+    ) -> Result<(), MemoryError> {
+        // SAFETY: an `Element` has no padding, so all of its bytes are initialised; the length is that of the slice.
+        let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
+        self.write(tensor, 0, bytes)
+    }
+
+    /// Reads numbers from an output of the graph, from its first element on.
+    ///
+    /// # Errors
+    /// [`MemoryError::Foreign`] or [`MemoryError::OutOfTensor`].
+    pub fn read_slice<T: Element>(
+        &self,
+        tensor: &Tensor,
+        data: &mut [T],
+    ) -> Result<(), MemoryError> {
+        let size_bytes = size_of_val(data);
+        // SAFETY: every pattern of bytes is an `Element`; the slice is uniquely borrowed and of this length.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_bytes) };
+        self.read(tensor, 0, bytes)
     }
 
     /// Computes the graph on `backend` and waits for the result. `_weights` and `_store` are the sets whose tensors the
