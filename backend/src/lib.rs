@@ -3,5 +3,7 @@
 //! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`.
 
 pub mod decode;
+pub mod device;
 pub mod engine;
+pub mod knobs;
 pub mod model;

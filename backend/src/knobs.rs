@@ -1,0 +1,132 @@
+//! The environment variables of llada-npu, all of them.
+//!
+//! Each is a static of the variable's own name. Nothing else in the workspace reads the environment for settings of
+//! ours.
+
+use std::fmt;
+
+/// A variable whose value cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("environment variable {name}={value} is not understood: expected {expected}")]
+pub struct KnobError {
+    name: &'static str,
+    value: String,
+    expected: &'static str,
+}
+
+/// One environment variable.
+pub struct Knob<T: 'static> {
+    /// Name of the variable.
+    pub name: &'static str,
+    /// What the values are, for people.
+    pub expected: &'static str,
+    /// What it does, one line.
+    pub help: &'static str,
+    default: T,
+    parse: fn(&str) -> Option<T>,
+}
+
+impl<T> fmt::Debug for Knob<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Knob")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Clone> Knob<T> {
+    /// Reads the variable; unset and empty give the default.
+    ///
+    /// # Errors
+    /// [`KnobError`] when the value is not one of the expected.
+    pub fn get(&self) -> Result<T, KnobError> {
+        let value = std::env::var_os(self.name).unwrap_or_default();
+        let value = value.to_string_lossy();
+        if value.is_empty() {
+            return Ok(self.default.clone());
+        }
+        (self.parse)(&value).ok_or_else(|| KnobError {
+            name: self.name,
+            value: value.into_owned(),
+            expected: self.expected,
+        })
+    }
+}
+
+fn parse_bool(value: &str) -> Option<bool> {
+    match value {
+        "1" | "on" | "true" => Some(true),
+        "0" | "off" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_list(value: &str) -> Option<Vec<String>> {
+    let names: Vec<String> = value
+        .split(',')
+        .map(|name| name.trim().to_owned())
+        .collect();
+    names.iter().all(|name| !name.is_empty()).then_some(names)
+}
+
+fn parse_level(value: &str) -> Option<log::LevelFilter> {
+    value.parse().ok()
+}
+
+/// Refuse hosts whose ggml version was never tested.
+pub static LLADA_NPU_STRICT: Knob<bool> = Knob {
+    name: "LLADA_NPU_STRICT",
+    expected: "0 or 1",
+    help: "refuse a llama.cpp whose ggml version was never tested, instead of warning",
+    default: false,
+    parse: parse_bool,
+};
+
+/// How much the plug-in says.
+pub static LLADA_NPU_LOG: Knob<log::LevelFilter> = Knob {
+    name: "LLADA_NPU_LOG",
+    expected: "off, error, warn, info, debug or trace",
+    help: "how much the plug-in writes to the log of its host",
+    default: log::LevelFilter::Info,
+    parse: parse_level,
+};
+
+/// Kernels to use instead of the best that the CPU can run.
+pub static LLADA_NPU_KERNEL: Knob<Vec<String>> = Knob {
+    name: "LLADA_NPU_KERNEL",
+    expected: "names of kernels, separated by commas",
+    help: "use these kernels for their weight types instead of the best that the CPU can run",
+    default: Vec::new(),
+    parse: parse_list,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_parsed_or_refused() {
+        assert_eq!(parse_bool("1"), Some(true));
+        assert_eq!(parse_bool("off"), Some(false));
+        assert_eq!(parse_bool("maybe"), None);
+        assert_eq!(parse_level("debug"), Some(log::LevelFilter::Debug));
+        assert_eq!(parse_level("loud"), None);
+        assert_eq!(
+            parse_list("a, b"),
+            Some(vec!["a".to_owned(), "b".to_owned()])
+        );
+        assert_eq!(parse_list("a,,b"), None);
+    }
+
+    #[test]
+    fn an_unset_variable_is_the_default() {
+        let knob = Knob {
+            name: "LLADA_NPU_TEST_UNSET",
+            expected: "",
+            help: "",
+            default: 3,
+            parse: |_| None,
+        };
+        assert_eq!(knob.get(), Ok(3));
+    }
+}
