@@ -1,3 +1,62 @@
-//! Command line of llada-npu.
+//! Command line of llada-npu: `run`, `eval` and `doctor`.
+//!
+//! Thin: it parses, calls the library and prints. What goes where:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`args`], [`argv`] | the command line, in llama.cpp's spelling |
+//! | [`run`], [`eval`], [`doctor`] | one subcommand each |
+//! | [`generation`] | the library's model and sessions, set up from flags |
+//! | [`prompt`], [`vocab`], [`utf8`] | text to tokens and back |
+//! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |
+//! | [`tasks`], [`statistics`] | task files and accuracies |
+//! | [`host`], [`cpu`] | the ggml and the processor underneath |
+//! | [`interrupt`], [`error`] | Ctrl-C; failures and their exit codes |
+//!
+//! The answer alone goes to stdout, everything else to stderr; a failure is one line `error: …`.
 
-fn main() {}
+mod answer;
+mod args;
+mod argv;
+mod cpu;
+mod display;
+mod doctor;
+mod error;
+mod eval;
+mod generation;
+mod host;
+mod interrupt;
+mod output;
+mod prompt;
+mod report;
+mod run;
+mod statistics;
+mod tasks;
+mod utf8;
+mod vocab;
+
+use std::process::ExitCode;
+
+use args::{Parsed, Subcommands};
+use error::Error;
+
+fn main() -> ExitCode {
+    match dispatch() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !error.is_quiet() {
+                output::error(&error);
+            }
+            error.exit_code()
+        }
+    }
+}
+
+fn dispatch() -> Result<(), Error> {
+    match args::parse(std::env::args_os())? {
+        Parsed::Text(text) => output::text(&text),
+        Parsed::Command(Subcommands::Run(args)) => run::run(&args),
+        Parsed::Command(Subcommands::Eval(args)) => eval::run(&args),
+        Parsed::Command(Subcommands::Doctor(args)) => doctor::run(&args),
+    }
+}

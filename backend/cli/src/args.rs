@@ -1,0 +1,439 @@
+//! The command line: subcommands, flags, their help.
+//!
+//! The `--diffusion-<key>` flags of the decoding mode are made from its own table, so that the two cannot differ.
+
+use std::path::PathBuf;
+
+use clap::{
+    Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand, ValueEnum,
+};
+use ggml_llada_npu::decode::{OPTIONS, OptionInfo, Params};
+
+use crate::error::Error;
+
+/// Name of the one backend there is.
+pub(crate) const BACKEND: &str = "llada-npu";
+
+const EXAMPLES: &str = "\
+Examples:
+  llada-npu run -m model.gguf -p \"Sort: 41 17 93 25\"
+  llada-npu run -m model.gguf -f prompt.txt -n 256 --diffusion-mode reference --diffusion-json report.json
+  llada-npu run -m model.gguf -p \"Write a story\" --temp 0.7 --seed 1 --diffusion-visual
+  llada-npu eval -m model.gguf --tasks tests/tasks/test.jsonl --limit 200
+  llada-npu doctor -m model.gguf
+
+The answer alone goes to stdout. Exit codes: 0 success, 1 failure, 2 wrong command line, 130 stopped by Ctrl-C.";
+
+/// Generates text with diffusion language models (LLaDA, Dream) from GGUF files.
+#[derive(Debug, Parser)]
+#[command(name = "llada-npu", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = false)]
+#[command(max_term_width = 120)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Subcommands,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Subcommands {
+    /// Answer one prompt
+    #[command(args_override_self = true)]
+    Run(Box<RunArgs>),
+    /// Answer the prompts of a task file and count what is right
+    #[command(args_override_self = true)]
+    Eval(Box<EvalArgs>),
+    /// Show which libraries, devices and kernels are found, and why one is not used
+    #[command(args_override_self = true)]
+    Doctor(DoctorArgs),
+}
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Prompt; `\n`, `\t`, `\\`, `\"`, `\'` and `\xHH` are replaced
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "file"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// File with the prompt ("-": standard input); a line break at its end is dropped
+    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) file: Option<PathBuf>,
+    /// System prompt [-sys]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "system_prompt_file"
+    )]
+    pub(crate) system_prompt: Option<String>,
+    /// File with the system prompt [-sysf]
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) system_prompt_file: Option<PathBuf>,
+    /// Take backslashes in the prompts as they are
+    #[arg(long)]
+    pub(crate) no_escape: bool,
+    #[command(flatten)]
+    pub(crate) generation: GenerationArgs,
+    /// Write the report of the generation to FILE
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) diffusion_json: Option<PathBuf>,
+    /// Show the canvas on stderr while it is decoded
+    #[arg(long)]
+    pub(crate) diffusion_visual: bool,
+}
+
+/// Flags of `eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    /// Task file: a line is {"task": NAME, "prompt": TEXT, "answer": TEXT}
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) tasks: PathBuf,
+    /// Stop after N tasks
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) limit: Option<usize>,
+    /// Write one JSON object to stdout instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write every answer to FILE, a JSON object a line
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) predictions: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) generation: GenerationArgs,
+}
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// GGUF file to look at
+    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) model: Option<PathBuf>,
+    /// Write one JSON object to stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show the log
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+/// Flags that `run` and `eval` share.
+#[derive(Debug, Args)]
+pub(crate) struct GenerationArgs {
+    /// GGUF file; of a split file the first part
+    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) model: PathBuf,
+    /// Tokens to generate [default: 128, or what the context leaves]
+    #[arg(
+        short = 'n',
+        long = "predict",
+        visible_alias = "n-predict",
+        value_name = "N",
+        allow_hyphen_values = true
+    )]
+    pub(crate) n_predict: Option<u32>,
+    /// Largest canvas: tokens of prompt and answer; 0 = the model's context length
+    #[arg(
+        short = 'c',
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_hyphen_values = true
+    )]
+    pub(crate) ctx_size: u32,
+    /// Threads; 0 or less = number of physical cores
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_hyphen_values = true
+    )]
+    pub(crate) threads: i32,
+    /// Temperature; 0 = the most probable token
+    #[arg(
+        long,
+        visible_alias = "temperature",
+        value_name = "F",
+        default_value_t = 0.0,
+        allow_hyphen_values = true
+    )]
+    pub(crate) temp: f32,
+    /// Draw from the N most probable tokens; 0 = all
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_hyphen_values = true
+    )]
+    pub(crate) top_k: i32,
+    /// Draw from the most probable tokens that make up F; 1 = all
+    #[arg(
+        long,
+        value_name = "F",
+        default_value_t = 1.0,
+        allow_hyphen_values = true
+    )]
+    pub(crate) top_p: f32,
+    /// Seed of all randomness; -1 = a new one every time
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    pub(crate) seed: i64,
+    /// Type of the K store [-ctk]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "f16",
+        allow_hyphen_values = true
+    )]
+    pub(crate) cache_type_k: CacheType,
+    /// Type of the V store [-ctv]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "f16",
+        allow_hyphen_values = true
+    )]
+    pub(crate) cache_type_v: CacheType,
+    /// Use the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub(crate) no_chat_template: bool,
+    /// Backend whose decoding mode is used
+    #[arg(long, value_name = "NAME", default_value = BACKEND, allow_hyphen_values = true)]
+    pub(crate) backend: String,
+    /// Show the log
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) diffusion: DiffusionArgs,
+}
+
+/// Type of a K/V store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheType {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+}
+
+impl CacheType {
+    /// Returns ggml's name of the type.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// The `--diffusion-<key>` flags that were given, in the table's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DiffusionArgs(pub(crate) Vec<(&'static str, String)>);
+
+impl DiffusionArgs {
+    /// Returns the parameters, each value checked for itself.
+    ///
+    /// # Errors
+    /// [`Error::Param`] naming the flag.
+    pub(crate) fn params(&self) -> Result<Params, Error> {
+        let mut params = Params::default();
+        for (key, value) in &self.0 {
+            params.set(key, value)?;
+        }
+        Ok(params)
+    }
+}
+
+fn flag_of(option: &OptionInfo) -> String {
+    format!("diffusion-{}", option.key)
+}
+
+fn arg_of(option: &'static OptionInfo) -> Arg {
+    let default = match option.default {
+        "" => String::new(),
+        default => format!(" [default: {default}]"),
+    };
+    let arg = Arg::new(flag_of(option))
+        .long(flag_of(option))
+        .value_name(option.value_name)
+        .help(format!("{}{default}", option.help))
+        .help_heading("Decoding")
+        .action(ArgAction::Set);
+    if option.value_name == "BOOL" {
+        arg.num_args(0..=1).default_missing_value("true")
+    } else {
+        arg.allow_hyphen_values(true)
+    }
+}
+
+impl Args for DiffusionArgs {
+    fn augment_args(command: Command) -> Command {
+        command.args(OPTIONS.iter().map(arg_of))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for DiffusionArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |option: &OptionInfo| {
+            let value = matches.get_one::<String>(&flag_of(option))?;
+            Some((option.key, value.clone()))
+        };
+        Ok(Self(OPTIONS.iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// What a command line comes to.
+#[derive(Debug)]
+pub(crate) enum Parsed {
+    /// Do this.
+    Command(Subcommands),
+    /// Print this help or version text.
+    Text(String),
+}
+
+/// Parses a command line; the first word is the program's name.
+///
+/// # Errors
+/// [`Error::CommandLine`] or [`Error::UnknownFlag`], in one line that names the flag.
+pub(crate) fn parse(argv: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Parsed, Error> {
+    let argv = crate::argv::normalise(&<Cli as clap::CommandFactory>::command(), argv)?;
+    match Cli::try_parse_from(argv) {
+        Ok(cli) => Ok(Parsed::Command(cli.command)),
+        Err(error) if !error.use_stderr() => Ok(Parsed::Text(error.to_string())),
+        Err(error) => Err(Error::CommandLine {
+            message: first_paragraph(&error.to_string()),
+        }),
+    }
+}
+
+/// Returns clap's message in one line, without the usage that follows it.
+fn first_paragraph(message: &str) -> String {
+    let lines = message.lines().take_while(|line| !line.trim().is_empty());
+    let text: Vec<_> = lines.map(str::trim).collect();
+    let text = text.join(" ");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::CommandFactory;
+
+    use super::{Cli, Parsed, RunArgs, Subcommands, parse};
+
+    fn parsed(words: &[&str]) -> Result<Parsed, String> {
+        parse(["llada-npu"].iter().chain(words).map(OsString::from))
+            .map_err(|error| error.to_string())
+    }
+
+    fn run(words: &[&str]) -> RunArgs {
+        let words: Vec<_> = ["run", "-m", "x.gguf"]
+            .iter()
+            .chain(words)
+            .copied()
+            .collect();
+        match parsed(&words) {
+            Ok(Parsed::Command(Subcommands::Run(args))) => *args,
+            other => panic!("{words:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_flag_counts() {
+        let args = run(&[
+            "--temp",
+            "1",
+            "--diffusion-threshold",
+            "0.1",
+            "--temp",
+            "0.5",
+            "--diffusion-threshold",
+            "0.2",
+        ]);
+        assert!((args.generation.temp - 0.5).abs() < 1e-6);
+        assert_eq!(
+            args.generation.diffusion.0,
+            [("threshold", "0.2".to_owned())]
+        );
+    }
+
+    #[test]
+    fn values_that_look_like_flags_reach_the_check_of_the_value() {
+        let args = run(&["-p", "-x", "--diffusion-threshold", "-1", "--seed", "-1"]);
+        assert_eq!(args.prompt.as_deref(), Some("-x"));
+        let error = args
+            .generation
+            .diffusion
+            .params()
+            .expect_err("a negative threshold");
+        assert!(
+            error
+                .to_string()
+                .starts_with("--diffusion-threshold: `-1` is not"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_switch_without_value_is_true() {
+        let args = run(&["--diffusion-logits-eos-inf", "-p", "x"]);
+        assert_eq!(
+            args.generation.diffusion.0,
+            [("logits-eos-inf", "true".to_owned())]
+        );
+        assert_eq!(args.prompt.as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_one_line() {
+        let cases: &[(&[&str], &str)] = &[
+            (&[], "subcommand"),
+            (&["run"], "--model <FILE>"),
+            (&["run", "-m", "x", "--nonsense"], "'--nonsense'"),
+            (&["run", "-m", "x", "stray"], "'stray'"),
+            (&["run", "-m", "x", "-n", "many"], "'many'"),
+            (&["run", "-m", "x", "-n", "-1"], "'-1'"),
+            (&["run", "-m", "x", "-ctk", "q8_0"], "'q8_0'"),
+            (&["run", "-m", "x", "-p", "a", "-f", "b"], "'--file <FILE>'"),
+            (&["run", "-m"], "--model <FILE>"),
+            (&["walk"], "'walk'"),
+        ];
+        for (words, expected) in cases {
+            let message = parsed(words).expect_err("a wrong command line");
+            assert!(message.contains(expected), "{words:?}: {message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
+
+    #[test]
+    fn help_names_every_flag_of_the_decoding_mode() {
+        let Ok(Parsed::Text(help)) = parsed(&["run", "--help"]) else {
+            panic!("no help");
+        };
+        for option in ggml_llada_npu::decode::OPTIONS {
+            assert!(
+                help.contains(&format!("--diffusion-{} ", option.key))
+                    || help.contains(&format!("--diffusion-{}\n", option.key)),
+                "{} is missing:\n{help}",
+                option.key
+            );
+        }
+    }
+}

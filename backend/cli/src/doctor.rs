@@ -1,0 +1,355 @@
+//! `doctor`: what this program is made of and what it finds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ggml_llada_npu::model::ModelFile;
+use llada_npu_ffi::ggml::Api;
+use llada_npu_kernels::{WeightType, registry};
+use serde::Serialize;
+
+use crate::args::DoctorArgs;
+use crate::cpu;
+use crate::error::Error;
+use crate::host;
+use crate::output;
+
+/// File name of the plug-in.
+const PLUGIN: &str = "libggml-llada-npu.so";
+/// Environment variable by which llama.cpp's tools find a plug-in.
+const PLUGIN_PATH: &str = "GGML_BACKEND_PATH";
+
+#[derive(Debug, Serialize)]
+struct Findings {
+    version: &'static str,
+    ggml: Ggml,
+    cpu: cpu::Cpu,
+    devices: Vec<host::Device>,
+    kernels: Vec<Kernels>,
+    qnn: &'static str,
+    plugin: Plugin,
+    model: Option<Model>,
+}
+
+/// The ggml of this process.
+#[derive(Debug, Serialize)]
+struct Ggml {
+    version: Option<String>,
+    commit: String,
+    api_version: Option<i32>,
+    /// Why it cannot be used.
+    error: Option<String>,
+    /// Files it was loaded from.
+    objects: Vec<String>,
+}
+
+/// The matrix kernels for one weight type, best first.
+#[derive(Debug, Serialize)]
+struct Kernels {
+    weights: &'static str,
+    used: &'static str,
+    /// Kernels that this CPU cannot run.
+    unavailable: Vec<&'static str>,
+}
+
+/// The plug-in for llama.cpp's tools.
+#[derive(Debug, Serialize)]
+struct Plugin {
+    path: Option<PathBuf>,
+    /// Which of the two places it was found in.
+    found_by: Option<&'static str>,
+    loads: bool,
+    reason: Option<String>,
+}
+
+/// A model file.
+#[derive(Debug, Serialize)]
+struct Model {
+    path: PathBuf,
+    error: Option<String>,
+    #[serde(flatten)]
+    summary: Option<Summary>,
+}
+
+#[derive(Debug, Serialize)]
+struct Summary {
+    architecture: &'static str,
+    n_params: u64,
+    size_bytes: u64,
+    n_vocab: u32,
+    n_ctx_train: u32,
+    n_layer: u32,
+    n_embd: u32,
+    n_ff: u32,
+    n_head: u32,
+    n_head_kv: u32,
+    mask_token: Option<u32>,
+    eos_token: Option<u32>,
+    eot_token: Option<u32>,
+    shift_logits: bool,
+    /// Number of tensors by type.
+    types: BTreeMap<&'static str, usize>,
+}
+
+/// Looks around and prints what is there.
+///
+/// # Errors
+/// [`Error::Model`] after the output when the model cannot be used.
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
+    output::install_log(args.verbose);
+    host::init();
+    let opened = args
+        .model
+        .as_deref()
+        .map(|path| (path, ModelFile::open(path)));
+    let findings = Findings {
+        version: env!("CARGO_PKG_VERSION"),
+        ggml: ggml(),
+        cpu: cpu::Cpu::detect(),
+        devices: host::devices(),
+        kernels: WeightType::ALL.into_iter().map(kernels).collect(),
+        qnn: "not built in this version",
+        plugin: plugin(),
+        model: opened.as_ref().map(|(path, result)| Model {
+            path: path.to_path_buf(),
+            error: result.as_ref().err().map(ToString::to_string),
+            summary: result.as_ref().ok().map(summary),
+        }),
+    };
+    output::text(&if args.json {
+        serde_json::to_string_pretty(&findings).expect("names and numbers always serialise") + "\n"
+    } else {
+        table(&findings)
+    })?;
+    match opened {
+        Some((_, Err(error))) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn ggml() -> Ggml {
+    let (api, error) = match Api::get() {
+        Ok(api) => (Some(api), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    Ggml {
+        version: api.map(|api| api.version().to_string_lossy().into_owned()),
+        commit: host::ggml_commit(),
+        api_version: api.map(Api::host_api_version),
+        error,
+        objects: loaded_objects(),
+    }
+}
+
+/// Returns the files named `libggml*` and `libllama*` that are mapped into this process; none where there is no /proc.
+fn loaded_objects() -> Vec<String> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths: BTreeSet<_> = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .filter(|path| {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            name.starts_with("libggml") || name.starts_with("libllama")
+        })
+        .map(str::to_owned)
+        .collect();
+    paths.into_iter().collect()
+}
+
+fn kernels(ty: WeightType) -> Kernels {
+    let list = registry::mul_mat(ty);
+    Kernels {
+        weights: ty.name(),
+        used: registry::best(list).0,
+        unavailable: list
+            .iter()
+            .filter(|kernel| kernel.select().is_none())
+            .map(|kernel| kernel.name)
+            .collect(),
+    }
+}
+
+/// Finds the plug-in as llama.cpp's tools do and tries to load it.
+fn plugin() -> Plugin {
+    let by_environment =
+        std::env::var_os(PLUGIN_PATH).map(|path| (PathBuf::from(path), PLUGIN_PATH));
+    let beside = || {
+        let path = std::env::current_exe().ok()?.with_file_name(PLUGIN);
+        path.exists().then_some((path, "beside the executable"))
+    };
+    match by_environment.or_else(beside) {
+        None => Plugin {
+            path: None,
+            found_by: None,
+            loads: false,
+            reason: Some(format!(
+                "no {PLUGIN} beside the executable, {PLUGIN_PATH} is not set"
+            )),
+        },
+        Some((path, found_by)) => {
+            let result = load(&path);
+            Plugin {
+                path: Some(path),
+                found_by: Some(found_by),
+                loads: result.is_ok(),
+                reason: result.err(),
+            }
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<(), String> {
+    if !path.is_file() {
+        return Err("no such file".to_owned());
+    }
+    host::load_plugin(path).map(|_registry| ())
+}
+
+fn summary(model: &ModelFile) -> Summary {
+    let (hparams, tokens, weights) = (model.hparams(), model.tokens(), model.weights());
+    let mut types = BTreeMap::new();
+    for weight in weights.all() {
+        *types.entry(weight.ty().name()).or_default() += 1;
+    }
+    Summary {
+        architecture: hparams.architecture,
+        n_params: weights.n_params(),
+        size_bytes: weights.size_bytes(),
+        n_vocab: tokens.n_vocab,
+        n_ctx_train: hparams.n_ctx_train,
+        n_layer: hparams.n_layer,
+        n_embd: hparams.n_embd,
+        n_ff: hparams.n_ff,
+        n_head: hparams.n_head,
+        n_head_kv: hparams.n_head_kv,
+        mask_token: tokens.mask,
+        eos_token: tokens.eos,
+        eot_token: tokens.eot,
+        shift_logits: tokens.shift_logits,
+        types,
+    }
+}
+
+fn table(findings: &Findings) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        writeln!(text, "{name:<12} {value}").expect("writing to a string cannot fail");
+    };
+    let Ggml {
+        version,
+        commit,
+        api_version,
+        error,
+        objects,
+    } = &findings.ggml;
+    line("llada-npu", findings.version.to_owned());
+    line(
+        "ggml",
+        match (version, api_version, error) {
+            (Some(version), Some(api), _) => {
+                format!("{version} (commit {commit}), backend API version {api}")
+            }
+            (_, _, error) => error.clone().unwrap_or_default(),
+        },
+    );
+    for object in objects {
+        line("", object.clone());
+    }
+    let cpu = &findings.cpu;
+    line(
+        "cpu",
+        format!(
+            "{}, {} threads: {}",
+            cpu.architecture,
+            cpu.n_threads,
+            cpu.features.join(" ")
+        ),
+    );
+    for device in &findings.devices {
+        let host::Device {
+            name,
+            description,
+            backend,
+            kind,
+        } = device;
+        line(
+            "device",
+            format!("{name}: {description} ({kind}, backend {backend})"),
+        );
+    }
+    for kernels in &findings.kernels {
+        let mut value = format!("{} weights: {}", kernels.weights, kernels.used);
+        if !kernels.unavailable.is_empty() {
+            value += &format!(" (this CPU cannot run {})", kernels.unavailable.join(", "));
+        }
+        line("kernel", value);
+    }
+    line("qnn", findings.qnn.to_owned());
+    let plugin = &findings.plugin;
+    let place = match (&plugin.path, plugin.found_by) {
+        (Some(path), Some(found_by)) => format!("{} ({found_by}): ", path.display()),
+        _ => String::new(),
+    };
+    line(
+        "plug-in",
+        format!(
+            "{place}{}",
+            plugin.reason.as_deref().unwrap_or("loads here")
+        ),
+    );
+    if let Some(model) = &findings.model {
+        model_lines(model, line);
+    }
+    text
+}
+
+fn model_lines(model: &Model, mut line: impl FnMut(&str, String)) {
+    let path = model.path.display();
+    let Some(summary) = &model.summary else {
+        line("model", format!("{path}: cannot be used"));
+        return;
+    };
+    let id = |token: Option<u32>| token.map_or("none".to_owned(), |id| id.to_string());
+    line("model", path.to_string());
+    line(
+        "",
+        format!(
+            "{}, {} parameters, {} bytes of weights, context {}",
+            summary.architecture, summary.n_params, summary.size_bytes, summary.n_ctx_train
+        ),
+    );
+    line(
+        "",
+        format!(
+            "{} layers, embedding {}, feed-forward {}, {} heads ({} for K/V), vocabulary {}",
+            summary.n_layer,
+            summary.n_embd,
+            summary.n_ff,
+            summary.n_head,
+            summary.n_head_kv,
+            summary.n_vocab
+        ),
+    );
+    line(
+        "",
+        format!(
+            "tokens: mask {}, EOS {}, EoT {}; logits {}",
+            id(summary.mask_token),
+            id(summary.eos_token),
+            id(summary.eot_token),
+            if summary.shift_logits {
+                "shifted by one row"
+            } else {
+                "not shifted"
+            }
+        ),
+    );
+    let types: Vec<_> = summary
+        .types
+        .iter()
+        .map(|(name, n)| format!("{n} {name}"))
+        .collect();
+    line("", format!("tensors: {}", types.join(", ")));
+}

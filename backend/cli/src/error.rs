@@ -1,0 +1,184 @@
+//! Why the program ends without success, and with which exit code.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ggml_llada_npu::decode::ParamError;
+use ggml_llada_npu::engine::EngineError;
+use ggml_llada_npu::model::LoadError;
+use llada_npu_ffi::ggml::ApiError;
+
+use crate::argv::UnknownFlag;
+use crate::interrupt;
+use crate::tasks::TaskError;
+use crate::vocab::VocabError;
+
+/// Why the program ends without success.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// clap refuses the command line.
+    #[error("{message}")]
+    CommandLine {
+        /// clap's message without its "error: ".
+        message: String,
+    },
+    /// A flag of llama.cpp's that there is not.
+    #[error(transparent)]
+    UnknownFlag(#[from] UnknownFlag),
+    /// Two flags exclude each other, or one is missing.
+    #[error("{0}")]
+    Flags(&'static str),
+    /// `--backend` names something else.
+    #[error(
+        "--backend {name}: no such backend here; there is {}",
+        crate::args::BACKEND
+    )]
+    Backend {
+        /// The name given.
+        name: String,
+    },
+    /// The value of a flag is outside its domain.
+    #[error("{flag}: `{value}` is not {expected}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// The value given.
+        value: String,
+        /// What it takes.
+        expected: &'static str,
+    },
+    /// A parameter of the decoding mode is wrong.
+    #[error("{}", in_flags(.0))]
+    Param(#[from] ParamError),
+    /// A file cannot be read or written.
+    #[error("{}: {what}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A text file is not UTF-8.
+    #[error("{}: not UTF-8 at byte {offset}", path.display())]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// Offset of the first bad byte.
+        offset: usize,
+    },
+    /// The model file is refused.
+    #[error(transparent)]
+    Model(#[from] LoadError),
+    /// The engine fails.
+    #[error(transparent)]
+    Engine(EngineError),
+    /// This process has no ggml that can be used.
+    #[error(transparent)]
+    Ggml(#[from] ApiError),
+    /// ggml has no device to compute on.
+    #[error("ggml has no CPU device")]
+    NoDevice,
+    /// The vocabulary or the template is refused.
+    #[error(transparent)]
+    Vocab(#[from] VocabError),
+    /// The task file is refused.
+    #[error(transparent)]
+    Tasks(#[from] TaskError),
+    /// The reader of stdout went away.
+    #[error("stdout is closed")]
+    StdoutClosed,
+    /// Stdout cannot be written.
+    #[error("stdout: {source}")]
+    Stdout {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The handler of Ctrl-C cannot be installed.
+    #[error("handler of Ctrl-C: {source}")]
+    Interrupt {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Ctrl-C stopped the generation; what was stable is printed.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Param(error) => Self::Param(error),
+            EngineError::Load(error) => Self::Model(error),
+            other => Self::Engine(other),
+        }
+    }
+}
+
+impl Error {
+    /// Returns the error of a file that cannot be written.
+    pub(crate) fn unwritable(path: &Path, source: io::Error) -> Self {
+        Self::File {
+            path: path.to_owned(),
+            what: "cannot be written",
+            source,
+        }
+    }
+
+    /// Returns the exit code: 1 for what fails, 2 for a wrong command line, 130 after Ctrl-C, 141 when the reader of
+    /// stdout went away (what the shell shows for a process that SIGPIPE ended).
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::CommandLine { .. }
+            | Self::UnknownFlag(_)
+            | Self::Flags(_)
+            | Self::Backend { .. }
+            | Self::Value { .. } => 2,
+            Self::Param(error) if is_usage(error) => 2,
+            Self::StdoutClosed => 141,
+            Self::Interrupted => interrupt::EXIT_CODE,
+            _ => 1,
+        })
+    }
+
+    /// Returns whether the end needs no line that explains it.
+    pub(crate) fn is_quiet(&self) -> bool {
+        matches!(self, Self::StdoutClosed | Self::Interrupted)
+    }
+}
+
+/// Returns whether the command line alone is at fault, whatever the model.
+fn is_usage(error: &ParamError) -> bool {
+    !matches!(
+        error,
+        ParamError::Context { .. } | ParamError::NoMask | ParamError::MaskRange { .. }
+    )
+}
+
+/// Says what is wrong with the options as flags are spelled.
+fn in_flags(error: &ParamError) -> String {
+    match error {
+        ParamError::Value {
+            key,
+            value,
+            expected,
+        } => format!("--diffusion-{key}: `{value}` is not {expected}"),
+        ParamError::NoMeaningInMode { key, mode } => {
+            format!("--diffusion-{key} has no meaning in mode `{mode}`")
+        }
+        ParamError::NoMeaningWithAlgorithm { key, algorithm } => {
+            format!("--diffusion-{key} has no meaning with algorithm `{algorithm}`")
+        }
+        ParamError::Conflict { first, second } => {
+            format!(
+                "--diffusion-{first} and --diffusion-{second} exclude each other: they choose different schedules"
+            )
+        }
+        ParamError::NoMask => {
+            "the model names no mask token: give --diffusion-mask-id N".to_owned()
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,357 @@
+//! The library's model and sessions, set up from flags.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, Params};
+use ggml_llada_npu::engine::sample::Sampling;
+use ggml_llada_npu::engine::{
+    CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
+    SessionParams, Target,
+};
+use llada_npu_ffi::ggml::Api;
+use llada_npu_ffi::ggml::backend::Device;
+use serde::Serialize;
+
+use crate::args::{BACKEND, GenerationArgs};
+use crate::display::Frame;
+use crate::error::Error;
+use crate::host;
+use crate::interrupt;
+use crate::utf8::Utf8Stream;
+use crate::vocab::{Token, Vocab};
+
+/// Tokens to generate where nothing is said.
+const N_PREDICT: u32 = 128;
+
+/// Everything that flags say about model and generation, each checked for itself.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Setup {
+    model: PathBuf,
+    n_predict: Option<u32>,
+    ctx_size: u32,
+    threads: u32,
+    temp: f32,
+    top_k: u32,
+    top_p: f32,
+    seed: u32,
+    cache_type_k: &'static str,
+    cache_type_v: &'static str,
+    chat_template: bool,
+    /// By key; `None` depends on model and mode.
+    diffusion: BTreeMap<&'static str, Option<String>>,
+    #[serde(skip)]
+    params: Params,
+}
+
+impl Setup {
+    /// Checks the flags, as far as that is possible without the model.
+    ///
+    /// # Errors
+    /// [`Error::Backend`], [`Error::Value`], [`Error::Param`].
+    pub(crate) fn new(args: &GenerationArgs) -> Result<Self, Error> {
+        crate::output::install_log(args.verbose);
+        if args.backend != BACKEND {
+            return Err(Error::Backend {
+                name: args.backend.clone(),
+            });
+        }
+        let params = args.diffusion.params()?;
+        params.resolve(&ANY_MODEL, 0, args.n_predict.unwrap_or(1))?;
+        Ok(Self {
+            model: args.model.clone(),
+            n_predict: args.n_predict,
+            ctx_size: args.ctx_size,
+            threads: u32::try_from(args.threads).unwrap_or(0),
+            temp: number("--temp", args.temp, |f| f >= 0.0, "a number of 0 or more")?,
+            top_k: u32::try_from(args.top_k).unwrap_or(0),
+            top_p: number(
+                "--top-p",
+                args.top_p,
+                |f| (0.0..=1.0).contains(&f),
+                "a number from 0 to 1",
+            )?,
+            seed: seed(args.seed)?,
+            cache_type_k: args.cache_type_k.name(),
+            cache_type_v: args.cache_type_v.name(),
+            chat_template: !args.no_chat_template,
+            diffusion: given_or_default(&args.diffusion.0),
+            params,
+        })
+    }
+}
+
+/// A model with which every flag has a meaning: flags alone are at fault when it refuses them.
+const ANY_MODEL: ModelTraits = ModelTraits {
+    mask: Some(0),
+    eos: None,
+    eot: None,
+    n_vocab: 1 << 31,
+    n_ctx: u32::MAX,
+    shift_logits: false,
+    default_block_length: 32,
+    family: Family::Llada,
+};
+
+/// Returns a value when it is in its domain.
+fn number(
+    flag: &'static str,
+    value: f32,
+    allowed: impl Fn(f32) -> bool,
+    expected: &'static str,
+) -> Result<f32, Error> {
+    if value.is_finite() && allowed(value) {
+        Ok(value)
+    } else {
+        Err(Error::Value {
+            flag,
+            value: value.to_string(),
+            expected,
+        })
+    }
+}
+
+/// Returns the seed that a flag means; -1 (and its unsigned form, llama.cpp's default) draws one.
+fn seed(flag: i64) -> Result<u32, Error> {
+    match u32::try_from(flag) {
+        Ok(seed) if seed != u32::MAX => Ok(seed),
+        Err(_out_of_range) if flag != -1 => Err(Error::Value {
+            flag: "--seed",
+            value: flag.to_string(),
+            expected: "a 32-bit number or -1",
+        }),
+        _ => {
+            Ok(u32::try_from(RandomState::new().build_hasher().finish() >> 33).unwrap_or_default())
+        }
+    }
+}
+
+/// Returns the value of every option: what was given, else its default, `None` where that depends on model and mode.
+fn given_or_default(given: &[(&'static str, String)]) -> BTreeMap<&'static str, Option<String>> {
+    let value = |key: &str, default: &str| {
+        let value = given
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map(|(_, value)| value.clone());
+        value.or_else(|| (!default.is_empty()).then(|| default.to_owned()))
+    };
+    OPTIONS
+        .iter()
+        .map(|option| (option.key, value(option.key, option.default)))
+        .collect()
+}
+
+/// A loaded model with its vocabulary.
+#[derive(Debug)]
+pub(crate) struct Engine<'a> {
+    setup: &'a Setup,
+    model: Arc<Model>,
+    vocab: Vocab,
+}
+
+impl<'a> Engine<'a> {
+    /// Loads the model on the backend's device, then its vocabulary by libllama.
+    ///
+    /// The library goes first: it checks the file against its length and its own words before libllama reads it.
+    ///
+    /// # Errors
+    /// [`Error::Model`], [`Error::Engine`], [`Error::Ggml`], [`Error::Vocab`].
+    pub(crate) fn load(setup: &'a Setup) -> Result<Self, Error> {
+        host::init();
+        let mut options = LoadOptions {
+            check_tensors: false,
+            progress: &mut |_share| !interrupt::asked(),
+        };
+        let model = Model::load(&setup.model, target()?, &mut options)?;
+        let vocab = Vocab::load(&setup.model)?;
+        Ok(Self {
+            setup,
+            model,
+            vocab,
+        })
+    }
+
+    /// Returns the vocabulary.
+    pub(crate) const fn vocab(&self) -> &Vocab {
+        &self.vocab
+    }
+
+    /// Returns the text of tokens.
+    pub(crate) fn text(&self, tokens: &[Token]) -> String {
+        let mut stream = Utf8Stream::default();
+        let mut text: String = tokens
+            .iter()
+            .map(|&token| stream.push(&self.vocab.piece(token)))
+            .collect();
+        text += &stream.finish();
+        text
+    }
+
+    /// Makes the session. Ctrl-C ends its generations from now on.
+    ///
+    /// # Errors
+    /// [`Error::Engine`].
+    pub(crate) fn session(&self) -> Result<Generator<'a>, Error> {
+        let kv_type = |name| {
+            if name == "f32" {
+                KvType::F32
+            } else {
+                KvType::F16
+            }
+        };
+        let params = SessionParams {
+            n_ctx: self.setup.ctx_size,
+            n_threads: self.setup.threads,
+            type_k: kv_type(self.setup.cache_type_k),
+            type_v: kv_type(self.setup.cache_type_v),
+            sampling: Sampling {
+                temperature: self.setup.temp,
+                top_k: self.setup.top_k,
+                top_p: self.setup.top_p,
+                seed: u64::from(self.setup.seed),
+            },
+        };
+        let session = Session::new(Arc::clone(&self.model), params)?;
+        interrupt::also_set(session.cancel_flag());
+        Ok(Generator {
+            setup: self.setup,
+            session,
+        })
+    }
+}
+
+/// Who watches a generation.
+pub(crate) trait Observer {
+    /// The tokens that are final so far, all of them.
+    ///
+    /// # Errors
+    /// Ends the generation.
+    fn stable(&mut self, tokens: &[Token]) -> Result<(), Error>;
+
+    /// The canvas after a step.
+    ///
+    /// # Errors
+    /// Ends the generation.
+    fn step(&mut self, frame: Frame<'_>) -> Result<(), Error>;
+}
+
+/// Nobody watches.
+#[derive(Debug)]
+pub(crate) struct Silent;
+
+impl Observer for Silent {
+    fn stable(&mut self, _tokens: &[Token]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn step(&mut self, _frame: Frame<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// What came of a generation.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Tokens kept: up to EOS, or what was final when Ctrl-C came.
+    pub(crate) tokens: Vec<Token>,
+    /// What it cost.
+    pub(crate) report: RunReport,
+    /// Ctrl-C ended it.
+    pub(crate) cancelled: bool,
+}
+
+/// A session, and how much it generates.
+#[derive(Debug)]
+pub(crate) struct Generator<'a> {
+    setup: &'a Setup,
+    session: Session,
+}
+
+impl Generator<'_> {
+    /// Answers a prompt. Ctrl-C is an outcome, not an error.
+    ///
+    /// # Errors
+    /// [`Error::Param`] for lengths that do not fit, [`Error::Engine`], and what the observer returns.
+    pub(crate) fn generate(
+        &mut self,
+        prompt: &[Token],
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, Error> {
+        let n_gen = self.n_predict(prompt.len());
+        let mut n_forwards = 0;
+        let mut failure = None;
+        let mut on_event = |event: &Event, canvas: &CanvasView<'_>| {
+            let told = tell(observer, event, canvas, &mut n_forwards);
+            match told {
+                Ok(()) if !interrupt::asked() => Control::Continue,
+                Ok(()) => Control::Cancel,
+                Err(error) => {
+                    failure = Some(error);
+                    Control::Cancel
+                }
+            }
+        };
+        let result = self
+            .session
+            .generate(prompt, n_gen, &self.setup.params, &mut on_event);
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let cancelled = matches!(result, Err(EngineError::Cancelled));
+        if !cancelled {
+            result?;
+        }
+        observer.stable(self.session.output())?;
+        Ok(Outcome {
+            tokens: self.session.output().to_vec(),
+            report: *self.session.report(),
+            cancelled,
+        })
+    }
+
+    /// Returns the report of the last generation as JSON.
+    pub(crate) fn report_json(&self) -> String {
+        self.session.report().to_json()
+    }
+
+    /// Returns the number of tokens to generate: as given, else 128 or what the context leaves, 1 at least.
+    fn n_predict(&self, n_prompt: usize) -> u32 {
+        let n_ctx = self.session.traits().n_ctx;
+        let n_prompt = u32::try_from(n_prompt).unwrap_or(u32::MAX);
+        let room = n_ctx.saturating_sub(n_prompt).max(1);
+        self.setup.n_predict.unwrap_or(N_PREDICT.min(room))
+    }
+}
+
+/// Hands an event to the observer.
+fn tell(
+    observer: &mut dyn Observer,
+    event: &Event,
+    canvas: &CanvasView<'_>,
+    n_forwards: &mut u32,
+) -> Result<(), Error> {
+    let n_prompt = canvas.n_prompt as usize;
+    match *event {
+        Event::StablePrefix { len } => observer.stable(&canvas.tokens[n_prompt..][..len as usize]),
+        Event::Step { n_masked, .. } => {
+            *n_forwards += 1;
+            observer.step(Frame {
+                tokens: &canvas.tokens[n_prompt..],
+                stages: &canvas.stages[n_prompt..],
+                n_masked: n_masked as usize,
+                n_forwards: *n_forwards,
+            })
+        }
+        Event::Committed { .. } | Event::Replaced { .. } | Event::Remasked { .. } => Ok(()),
+    }
+}
+
+/// Returns the device that computes.
+fn target() -> Result<Target, Error> {
+    let api = Api::get()?;
+    let device = Device::cpu(api).ok_or(Error::NoDevice)?;
+    let buffer_type = device.buffer_type().ok_or(Error::NoDevice)?;
+    Ok(Target::new(api, device, buffer_type, None))
+}

@@ -1,0 +1,74 @@
+//! Ctrl-C: the first one asks the generation to stop, a second one ends the process.
+
+use std::ffi::c_int;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+static ALTERNATE_SCREEN: AtomicBool = AtomicBool::new(false);
+
+/// Flag of the session, by which the engine ends a forward under way.
+static SESSION: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Escape sequence that leaves the terminal's alternate screen.
+pub(crate) const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?1049l";
+
+/// Exit code of a generation that Ctrl-C stopped.
+pub(crate) const EXIT_CODE: u8 = 130;
+
+/// Returns whether Ctrl-C was pressed since [`install`].
+pub(crate) fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
+/// Sets this flag too when Ctrl-C is pressed, and now if it was pressed already. The first flag given stays.
+pub(crate) fn also_set(flag: Arc<AtomicBool>) {
+    let flag = SESSION.get_or_init(|| flag);
+    if asked() {
+        flag.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Says whether the terminal's alternate screen is in use, so that a second Ctrl-C can leave it.
+pub(crate) fn set_alternate_screen(in_use: bool) {
+    ALTERNATE_SCREEN.store(in_use, Ordering::Relaxed);
+}
+
+/// Installs the handler of SIGINT.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn install() -> io::Result<()> {
+    // SAFETY: an all-zero sigaction is valid: empty mask, no flags, default handler.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    #[expect(
+        clippy::fn_to_numeric_cast_any,
+        reason = "libc holds handlers as integers"
+    )]
+    let handler = on_interrupt as extern "C" fn(c_int) as libc::sighandler_t;
+    action.sa_sigaction = handler;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: `action` is initialised, its handler does async-signal-safe things only; the old action is not wanted.
+    match unsafe { libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn on_interrupt(_signal: c_int) {
+    if !ASKED.swap(true, Ordering::Relaxed) {
+        // Reading an initialised OnceLock is an atomic load.
+        if let Some(flag) = SESSION.get() {
+            flag.store(true, Ordering::Relaxed);
+        }
+        return;
+    }
+    if ALTERNATE_SCREEN.load(Ordering::Relaxed) {
+        let leave = LEAVE_ALTERNATE_SCREEN;
+        // SAFETY: `leave` is a static string of that length; write is async-signal-safe.
+        unsafe { libc::write(libc::STDERR_FILENO, leave.as_ptr().cast(), leave.len()) };
+    }
+    // SAFETY: _exit is async-signal-safe and has no preconditions.
+    unsafe { libc::_exit(c_int::from(EXIT_CODE)) };
+}

@@ -1,0 +1,155 @@
+//! Task files: one JSON object `{"task": …, "prompt": …, "answer": …}` a line.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One prompt with its right answer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Task {
+    /// Name of the kind of task; accuracy is reported for each.
+    pub(crate) task: String,
+    /// What the user asks.
+    pub(crate) prompt: String,
+    /// The one right answer.
+    pub(crate) answer: String,
+}
+
+/// Why a task file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TaskError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A line is not a task.
+    #[error("{}: line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Line number, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no task in the file.
+    #[error("{}: no tasks in the file", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads a task file, `limit` tasks at most. Every line is checked, those beyond the limit too; blank lines are skipped.
+///
+/// # Errors
+/// [`TaskError`] naming the file and, where one is at fault, the line.
+pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Task>, TaskError> {
+    let bytes = fs::read(path).map_err(|source| TaskError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut tasks = parse(&bytes).map_err(|(line, reason)| TaskError::Line {
+        path: path.to_owned(),
+        line,
+        reason,
+    })?;
+    if tasks.is_empty() {
+        return Err(TaskError::Empty {
+            path: path.to_owned(),
+        });
+    }
+    tasks.truncate(limit.unwrap_or(usize::MAX));
+    Ok(tasks)
+}
+
+/// Parses the lines; an error is the number of the line, from 1, and the reason.
+fn parse(bytes: &[u8]) -> Result<Vec<Task>, (usize, String)> {
+    let mut tasks = Vec::new();
+    for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
+        if bytes.trim_ascii().is_empty() {
+            continue;
+        }
+        let task: Task =
+            serde_json::from_slice(bytes).map_err(|error| (line, without_place(&error)))?;
+        if task.answer.trim().is_empty() {
+            return Err((line, "the answer is empty".to_owned()));
+        }
+        tasks.push(task);
+    }
+    Ok(tasks)
+}
+
+/// Returns serde's message without its "at line 1 column n": lines are counted here.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rsplit_once(" at line ") {
+        Some((reason, _place)) => reason.to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Task, parse};
+
+    const GOOD: &str = r#"{"task": "add", "prompt": "Add: 1 + 1", "answer": "2"}"#;
+
+    #[test]
+    fn good_lines_are_read_in_order_and_blank_ones_skipped() {
+        let second = GOOD.replace("add", "word");
+        let tasks = parse(format!("{GOOD}\n\n  \r\n{second}\n").as_bytes()).expect("good lines");
+        let names: Vec<_> = tasks.iter().map(|task| task.task.as_str()).collect();
+        assert_eq!(names, ["add", "word"]);
+        assert_eq!(
+            tasks[0],
+            Task {
+                task: "add".into(),
+                prompt: "Add: 1 + 1".into(),
+                answer: "2".into()
+            }
+        );
+    }
+
+    #[test]
+    fn a_bad_line_is_named_by_its_number() {
+        let cases: &[(&[u8], &str)] = &[
+            (b"not json", "expected ident"),
+            (
+                br#"{"task": "add", "prompt": "x"}"#,
+                "missing field `answer`",
+            ),
+            (
+                br#"{"task": "add", "prompt": 5, "answer": "x"}"#,
+                "invalid type",
+            ),
+            (
+                br#"{"task": "a", "prompt": "x", "answer": "x", "more": 1}"#,
+                "unknown field `more`",
+            ),
+            (
+                br#"{"task": "add", "prompt": "x", "answer": " "}"#,
+                "the answer is empty",
+            ),
+            (br#"{"task": "a"#, "EOF"),
+            (
+                b"{\"task\": \"\xff\", \"prompt\": \"x\", \"answer\": \"x\"}",
+                "unicode",
+            ),
+        ];
+        for (bad, expected) in cases {
+            let file = [GOOD.as_bytes(), b"\n\n", bad, b"\n", GOOD.as_bytes()].concat();
+            let (line, reason) = parse(&file).expect_err("a bad line");
+            assert_eq!(line, 3, "{reason}");
+            assert!(reason.contains(expected), "{reason:?} has no {expected:?}");
+            assert!(!reason.contains("line"), "{reason:?}");
+        }
+    }
+}
