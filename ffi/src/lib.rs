@@ -4,3 +4,8 @@
 //! ggml backend is a set of safe traits whose C vtables are built here.
 
 pub mod ggml;
+mod guard;
+mod region;
+
+pub use guard::guard;
+pub use region::{Region, StableBytes};

@@ -112,6 +112,7 @@ api_table! {
         fn ggml_backend_buft_get_alignment(buft: ggml_backend_buffer_type_t) -> usize;
         fn ggml_backend_buft_get_max_size(buft: ggml_backend_buffer_type_t) -> usize;
         fn ggml_backend_buft_get_alloc_size(buft: ggml_backend_buffer_type_t, tensor: *const ggml_tensor) -> usize;
+        fn ggml_backend_buft_get_device(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t;
         fn ggml_backend_buft_is_host(buft: ggml_backend_buffer_type_t) -> bool;
         fn ggml_backend_buffer_init(buft: ggml_backend_buffer_type_t, iface: ggml_backend_buffer_i, context: *mut c_void, size: usize) -> ggml_backend_buffer_t;
         fn ggml_backend_buffer_free(buffer: ggml_backend_buffer_t);
@@ -125,6 +126,15 @@ api_table! {
         fn ggml_backend_view_init(tensor: *mut ggml_tensor) -> ggml_status;
         fn ggml_backend_tensor_set(tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize);
         fn ggml_backend_tensor_get(tensor: *const ggml_tensor, data: *mut c_void, offset: usize, size: usize);
+        fn ggml_backend_tensor_set_2d(
+            tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize, n_copies: usize, stride_tensor: usize,
+            stride_data: usize,
+        );
+        fn ggml_backend_tensor_get_2d(
+            tensor: *const ggml_tensor, data: *mut c_void, offset: usize, size: usize, n_copies: usize, stride_tensor: usize,
+            stride_data: usize,
+        );
+        fn ggml_backend_tensor_copy(src: *const ggml_tensor, dst: *mut ggml_tensor);
         fn ggml_backend_tensor_memset(tensor: *mut ggml_tensor, value: u8, offset: usize, size: usize);
         fn ggml_backend_name(backend: ggml_backend_t) -> *const c_char;
         fn ggml_backend_free(backend: ggml_backend_t);

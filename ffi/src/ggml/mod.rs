@@ -7,6 +7,8 @@
 //! | [`types`] | ggml's type, status and operation codes |
 //! | [`context`] | contexts, tensors and the graph builders |
 //! | [`memory`] | tensors with data: static sets and graphs that can run |
+//! | [`plugin`] | our own backend: vtables made of safe traits |
+//! | [`log`] | our messages to the host's logger |
 //! | [`backend`] | backend instances and the host's registry |
 //!
 //! Ownership: a [`context::Tensor`] keeps its context alive; a context keeps alive the contexts of the tensors it
@@ -15,7 +17,9 @@
 pub mod api;
 pub mod backend;
 pub mod context;
+pub mod log;
 pub mod memory;
+pub mod plugin;
 #[expect(
     non_camel_case_types,
     dead_code,

@@ -519,6 +519,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn ggml_backend_buft_is_host(buft: ggml_backend_buffer_type_t) -> bool;
 }
+unsafe extern "C" {
+    pub fn ggml_backend_buft_get_device(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t;
+}
 pub const GGML_BACKEND_BUFFER_USAGE_ANY: ggml_backend_buffer_usage = 0;
 pub const GGML_BACKEND_BUFFER_USAGE_WEIGHTS: ggml_backend_buffer_usage = 1;
 pub const GGML_BACKEND_BUFFER_USAGE_COMPUTE: ggml_backend_buffer_usage = 2;
@@ -550,6 +553,9 @@ unsafe extern "C" {
     pub fn ggml_backend_buffer_reset(buffer: ggml_backend_buffer_t);
 }
 unsafe extern "C" {
+    pub fn ggml_backend_tensor_copy(src: *const ggml_tensor, dst: *mut ggml_tensor);
+}
+unsafe extern "C" {
     pub fn ggml_backend_name(backend: ggml_backend_t) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
@@ -569,6 +575,28 @@ unsafe extern "C" {
         data: *mut ::core::ffi::c_void,
         offset: usize,
         size: usize,
+    );
+}
+unsafe extern "C" {
+    pub fn ggml_backend_tensor_set_2d(
+        tensor: *mut ggml_tensor,
+        data: *const ::core::ffi::c_void,
+        offset: usize,
+        size: usize,
+        n_copies: usize,
+        stride_tensor: usize,
+        stride_data: usize,
+    );
+}
+unsafe extern "C" {
+    pub fn ggml_backend_tensor_get_2d(
+        tensor: *const ggml_tensor,
+        data: *mut ::core::ffi::c_void,
+        offset: usize,
+        size: usize,
+        n_copies: usize,
+        stride_tensor: usize,
+        stride_data: usize,
     );
 }
 unsafe extern "C" {

@@ -1,0 +1,461 @@
+//! Proof that the host's tables and structs are laid out as ours.
+//!
+//! A canary is a C object whose every slot holds a probe: a function that writes down which slot it stands in and
+//! ignores its arguments. The host's public functions are called on canaries; each must reach the slot that the pinned
+//! headers name. Nothing is dereferenced on the way, so that a host with other layouts survives the question.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::layout::{BufferTypeIV2, BufferTypeV2};
+use crate::ggml::api::Api;
+use crate::ggml::context::Context;
+use crate::ggml::sys;
+use crate::ggml::types::Type;
+
+/// What is not where we look for it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Mismatch {
+    /// A public function called other slots of a table than the pinned headers say.
+    #[error("{function} does not call `{slot}` where the tables of our version have it")]
+    Slot {
+        function: &'static str,
+        slot: &'static str,
+    },
+    /// A struct has other fields.
+    #[error("{0} differs")]
+    Field(&'static str),
+}
+
+/// Which slots were called since the last question, and what they answer.
+struct Record {
+    called: Vec<usize>,
+    answer: usize,
+}
+
+static RECORD: Mutex<Record> = Mutex::new(Record {
+    called: Vec::new(),
+    answer: 0,
+});
+
+fn record() -> MutexGuard<'static, Record> {
+    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn probe<const SLOT: usize>() -> usize {
+    let mut record = record();
+    record.called.push(SLOT);
+    record.answer
+}
+
+/// A probe in the place of a function of any signature.
+macro_rules! slot {
+    ($number:expr) => {{
+        let probe: extern "C" fn() -> usize = probe::<{ $number }>;
+        // SAFETY: the probe reads no arguments and returns in the register of integers, so that a call with other
+        // arguments is harmless in the C calling conventions that we build for, where the caller cleans up.
+        Some(unsafe { std::mem::transmute::<extern "C" fn() -> usize, _>(probe) })
+    }};
+}
+
+// One number per slot: table × 32 + position.
+const BUFT: usize = 0;
+const BUFFER: usize = 32;
+const BACKEND: usize = 64;
+const DEVICE: usize = 96;
+const REG: usize = 128;
+/// Behind a table: what a longer table of the host would call.
+const BEYOND: usize = 160;
+
+/// Asks one public function of the host and checks which slots it called.
+fn expect(
+    function: &'static str,
+    slot: &'static str,
+    expected: &[usize],
+    answer: usize,
+    call: impl FnOnce() -> usize,
+) -> Result<usize, Mismatch> {
+    {
+        let mut record = record();
+        record.called.clear();
+        record.answer = answer;
+    }
+    let result = call();
+    if record().called == expected {
+        Ok(result)
+    } else {
+        Err(Mismatch::Slot { function, slot })
+    }
+}
+
+/// Proves the layouts, or says what differs.
+pub(super) fn check(api: &'static Api, api_version: i32) -> Result<(), Mismatch> {
+    let mut canaries = Canaries::new();
+    canaries.connect();
+    check_registry(api, &mut canaries)?;
+    let buft = canaries.buft(api_version);
+    check_buffer_type(api, &mut canaries, buft)?;
+    check_buffer(api, buft)?;
+    check_backend(api, &mut canaries)?;
+    check_tensor(api)
+}
+
+/// Probes behind a struct, for a host whose table is longer than ours.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Padded<T> {
+    value: T,
+    beyond: [Option<extern "C" fn() -> usize>; 8],
+}
+
+impl<T> Padded<T> {
+    fn new(value: T) -> Self {
+        Self {
+            value,
+            beyond: [Some(probe::<BEYOND>); 8],
+        }
+    }
+}
+
+/// The objects; boxed so that they stay where they are.
+struct Canaries {
+    reg: Box<Padded<sys::ggml_backend_reg>>,
+    device: Box<Padded<sys::ggml_backend_device>>,
+    buft2: Box<Padded<BufferTypeV2>>,
+    buft3: Box<Padded<sys::ggml_backend_buffer_type>>,
+    backend: Box<Padded<sys::ggml_backend>>,
+}
+
+impl Canaries {
+    fn new() -> Self {
+        Self {
+            reg: Box::new(Padded::new(sys::ggml_backend_reg {
+                api_version: 0,
+                iface: sys::ggml_backend_reg_i {
+                    get_name: slot!(REG),
+                    get_device_count: slot!(REG + 1),
+                    get_device: slot!(REG + 2),
+                    get_proc_address: slot!(REG + 3),
+                },
+                context: ptr::null_mut(),
+            })),
+            device: Box::new(Padded::new(sys::ggml_backend_device {
+                iface: device_i(),
+                reg: ptr::null_mut(),
+                context: ptr::null_mut(),
+            })),
+            buft2: Box::new(Padded::new(BufferTypeV2 {
+                iface: BufferTypeIV2 {
+                    get_name: slot!(BUFT),
+                    alloc_buffer: slot!(BUFT + 1),
+                    get_alignment: slot!(BUFT + 2),
+                    get_max_size: slot!(BUFT + 3),
+                    get_alloc_size: slot!(BUFT + 4),
+                    is_host: slot!(BUFT + 5),
+                },
+                device: ptr::null_mut(),
+                context: ptr::null_mut(),
+            })),
+            buft3: Box::new(Padded::new(sys::ggml_backend_buffer_type {
+                iface: sys::ggml_backend_buffer_type_i {
+                    get_name: slot!(BUFT),
+                    alloc_buffer: slot!(BUFT + 1),
+                    alloc_buffer_n: slot!(BUFT + 6),
+                    get_alignment: slot!(BUFT + 2),
+                    get_max_size: slot!(BUFT + 3),
+                    get_alloc_size: slot!(BUFT + 4),
+                    get_alloc_size_n: slot!(BUFT + 7),
+                    is_host: slot!(BUFT + 5),
+                },
+                device: ptr::null_mut(),
+                context: ptr::null_mut(),
+            })),
+            backend: Box::new(Padded::new(sys::ggml_backend {
+                guid: ptr::null_mut(),
+                iface: backend_i(),
+                device: ptr::null_mut(),
+                context: ptr::null_mut(),
+            })),
+        }
+    }
+
+    fn connect(&mut self) {
+        let device = &raw mut self.device.value;
+        self.device.value.reg = &raw mut self.reg.value;
+        self.buft2.value.device = device;
+        self.buft3.value.device = device;
+        self.backend.value.device = device;
+    }
+
+    fn buft(&mut self, api_version: i32) -> sys::ggml_backend_buffer_type_t {
+        if api_version >= 3 {
+            &raw mut self.buft3.value
+        } else {
+            (&raw mut self.buft2.value).cast()
+        }
+    }
+}
+
+fn device_i() -> sys::ggml_backend_device_i {
+    sys::ggml_backend_device_i {
+        get_name: slot!(DEVICE),
+        get_description: slot!(DEVICE + 1),
+        get_memory: slot!(DEVICE + 2),
+        get_type: slot!(DEVICE + 3),
+        get_props: slot!(DEVICE + 4),
+        init_backend: slot!(DEVICE + 5),
+        get_buffer_type: slot!(DEVICE + 6),
+        get_host_buffer_type: slot!(DEVICE + 7),
+        buffer_from_host_ptr: slot!(DEVICE + 8),
+        supports_op: slot!(DEVICE + 9),
+        supports_buft: slot!(DEVICE + 10),
+        offload_op: slot!(DEVICE + 11),
+        event_new: slot!(DEVICE + 12),
+        event_free: slot!(DEVICE + 13),
+        event_synchronize: slot!(DEVICE + 14),
+    }
+}
+
+fn buffer_i() -> sys::ggml_backend_buffer_i {
+    sys::ggml_backend_buffer_i {
+        free_buffer: slot!(BUFFER),
+        get_base: slot!(BUFFER + 1),
+        init_tensor: slot!(BUFFER + 2),
+        memset_tensor: slot!(BUFFER + 3),
+        set_tensor: slot!(BUFFER + 4),
+        get_tensor: slot!(BUFFER + 5),
+        set_tensor_2d: slot!(BUFFER + 6),
+        get_tensor_2d: slot!(BUFFER + 7),
+        cpy_tensor: slot!(BUFFER + 8),
+        clear: slot!(BUFFER + 9),
+        reset: slot!(BUFFER + 10),
+    }
+}
+
+fn backend_i() -> sys::ggml_backend_i {
+    sys::ggml_backend_i {
+        get_name: slot!(BACKEND),
+        free: slot!(BACKEND + 1),
+        set_tensor_async: slot!(BACKEND + 2),
+        get_tensor_async: slot!(BACKEND + 3),
+        set_tensor_2d_async: slot!(BACKEND + 4),
+        get_tensor_2d_async: slot!(BACKEND + 5),
+        cpy_tensor_async: slot!(BACKEND + 6),
+        synchronize: slot!(BACKEND + 7),
+        graph_plan_create: slot!(BACKEND + 8),
+        graph_plan_free: slot!(BACKEND + 9),
+        graph_plan_update: slot!(BACKEND + 10),
+        graph_plan_compute: slot!(BACKEND + 11),
+        graph_compute: slot!(BACKEND + 12),
+        event_record: slot!(BACKEND + 13),
+        event_wait: slot!(BACKEND + 14),
+        graph_optimize: slot!(BACKEND + 15),
+    }
+}
+
+/// Asks about one slot: the public function's name, the slot's name, its number, the answer, the call.
+macro_rules! ask {
+    ($api:expr, $function:ident, $slot:literal, $number:expr, $answer:expr, ($($arg:expr),*) as $ret:ident) => {
+        expect(stringify!($function), $slot, &[$number], $answer, || {
+            // SAFETY: every slot of the canaries is a probe; pointers are alive or not dereferenced by the host.
+            let result = unsafe { ($api.$function)($($arg),*) };
+            ask!(@$ret result)
+        })
+    };
+    (@ignored $result:ident) => {{ let _: () = $result; 0 }};
+    (@pointer $result:ident) => { $result as usize };
+    (@number $result:ident) => { usize::try_from($result).unwrap_or(usize::MAX) };
+    (@flag $result:ident) => { usize::from($result) };
+}
+
+/// Something to point at.
+const NAME: &CStr = c"canary";
+
+fn name() -> usize {
+    NAME.as_ptr() as usize
+}
+
+fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
+    let reg = &raw mut canaries.reg.value;
+    ask!(api, ggml_backend_reg_name, "get_name", REG, name(), (reg) as pointer)?;
+    ask!(api, ggml_backend_reg_dev_count, "get_device_count", REG + 1, 3, (reg) as number)?;
+    ask!(api, ggml_backend_reg_dev_get, "get_device", REG + 2, 0, (reg, 0) as pointer)?;
+    ask!(api, ggml_backend_reg_get_proc_address, "get_proc_address", REG + 3, 0, (reg, NAME.as_ptr()) as pointer)?;
+
+    let dev = &raw mut canaries.device.value;
+    let mut sizes = [0_usize; 2];
+    let [free, total] = &mut sizes;
+    // Room for a longer struct: the host zeroes it.
+    let mut props = [0_usize; 64];
+    let props = (&raw mut props).cast::<sys::ggml_backend_dev_props>();
+    let tensor = canary_tensor(ptr::null_mut(), ptr::null_mut());
+    ask!(api, ggml_backend_dev_name, "get_name", DEVICE, name(), (dev) as pointer)?;
+    ask!(api, ggml_backend_dev_description, "get_description", DEVICE + 1, name(), (dev) as pointer)?;
+    ask!(api, ggml_backend_dev_memory, "get_memory", DEVICE + 2, 0, (dev, free, total) as ignored)?;
+    ask!(api, ggml_backend_dev_type, "get_type", DEVICE + 3, 2, (dev) as number)?;
+    ask!(api, ggml_backend_dev_get_props, "get_props", DEVICE + 4, 0, (dev, props) as ignored)?;
+    ask!(api, ggml_backend_dev_init, "init_backend", DEVICE + 5, 0, (dev, NAME.as_ptr()) as pointer)?;
+    ask!(api, ggml_backend_dev_buffer_type, "get_buffer_type", DEVICE + 6, 0, (dev) as pointer)?;
+    ask!(api, ggml_backend_dev_supports_op, "supports_op", DEVICE + 9, 1, (dev, &raw const tensor) as flag)?;
+    ask!(api, ggml_backend_dev_supports_buft, "supports_buft", DEVICE + 10, 1, (dev, ptr::null_mut()) as flag)?;
+    // SAFETY: reads one pointer of a live object.
+    let found = unsafe { (api.ggml_backend_dev_backend_reg)(dev) };
+    if found == reg {
+        Ok(())
+    } else {
+        Err(Mismatch::Field("struct ggml_backend_device"))
+    }
+}
+
+fn check_buffer_type(
+    api: &Api,
+    canaries: &mut Canaries,
+    buft: sys::ggml_backend_buffer_type_t,
+) -> Result<(), Mismatch> {
+    // As many bytes as the tensor has: the host checks the answer of get_alloc_size.
+    let tensor = canary_tensor(ptr::null_mut(), ptr::null_mut());
+    let size = tensor.nb[3];
+    ask!(api, ggml_backend_buft_name, "get_name", BUFT, name(), (buft) as pointer)?;
+    ask!(api, ggml_backend_buft_alloc_buffer, "alloc_buffer", BUFT + 1, 0, (buft, 64) as pointer)?;
+    ask!(api, ggml_backend_buft_get_alignment, "get_alignment", BUFT + 2, 64, (buft) as number)?;
+    ask!(api, ggml_backend_buft_get_max_size, "get_max_size", BUFT + 3, 64, (buft) as number)?;
+    ask!(api, ggml_backend_buft_get_alloc_size, "get_alloc_size", BUFT + 4, size, (buft, &raw const tensor) as number)?;
+    ask!(api, ggml_backend_buft_is_host, "is_host", BUFT + 5, 0, (buft) as flag)?;
+    // SAFETY: reads one pointer of a live object.
+    let found = unsafe { (api.ggml_backend_buft_get_device)(buft) };
+    if found == &raw mut canaries.device.value {
+        Ok(())
+    } else {
+        Err(Mismatch::Field("struct ggml_backend_buffer_type"))
+    }
+}
+
+fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), Mismatch> {
+    type BufferInit = unsafe extern "C" fn(
+        sys::ggml_backend_buffer_type_t,
+        Padded<sys::ggml_backend_buffer_i>,
+        *mut c_void,
+        usize,
+    ) -> sys::ggml_backend_buffer_t;
+
+    const SIZE: usize = 4096;
+    // SAFETY: a longer struct in memory is read front first; see plugin::buffer::new_buffer.
+    let init = unsafe { std::mem::transmute::<*const c_void, BufferInit>(api.ggml_backend_buffer_init as *const c_void) };
+    // SAFETY: the host copies the table.
+    let buffer = unsafe { init(buft, Padded::new(buffer_i()), ptr::null_mut(), SIZE) };
+    // SAFETY: reads a number of a live object.
+    if unsafe { (api.ggml_backend_buffer_get_size)(buffer) } != SIZE {
+        return Err(Mismatch::Field("struct ggml_backend_buffer"));
+    }
+    let base = 0x10000;
+    let mut data = [0_u8; 64];
+    let data = (&raw mut data).cast::<c_void>();
+    let mut a = canary_tensor(buffer, data);
+    let mut b = canary_tensor(buffer, data);
+    let (a, b) = (&raw mut a, &raw mut b);
+    ask!(api, ggml_backend_buffer_get_base, "get_base", BUFFER + 1, base, (buffer) as pointer)?;
+    ask!(api, ggml_backend_buffer_init_tensor, "init_tensor", BUFFER + 2, 0, (buffer, a) as number)?;
+    ask!(api, ggml_backend_tensor_memset, "memset_tensor", BUFFER + 3, 0, (a, 0, 0, 8) as ignored)?;
+    ask!(api, ggml_backend_tensor_set, "set_tensor", BUFFER + 4, 0, (a, data, 0, 8) as ignored)?;
+    ask!(api, ggml_backend_tensor_get, "get_tensor", BUFFER + 5, 0, (a, data, 0, 8) as ignored)?;
+    ask!(api, ggml_backend_tensor_set_2d, "set_tensor_2d", BUFFER + 6, 0, (a, data, 0, 4, 2, 4, 4) as ignored)?;
+    ask!(api, ggml_backend_tensor_get_2d, "get_tensor_2d", BUFFER + 7, 0, (a, data, 0, 4, 2, 4, 4) as ignored)?;
+    check_copy(api, a, b)?;
+    ask!(api, ggml_backend_buffer_clear, "clear", BUFFER + 9, 0, (buffer, 0) as ignored)?;
+    ask!(api, ggml_backend_buffer_reset, "reset", BUFFER + 10, 0, (buffer) as ignored)?;
+    ask!(api, ggml_backend_buffer_free, "free_buffer", BUFFER, 0, (buffer) as ignored)?;
+    Ok(())
+}
+
+/// A copy asks whether source, then target, are host memory, and then the buffer.
+fn check_copy(
+    api: &Api,
+    a: *mut sys::ggml_tensor,
+    b: *mut sys::ggml_tensor,
+) -> Result<(), Mismatch> {
+    // Numbers whose lowest byte is 0 read as false; cpy_tensor then declines, and the host goes on by get and set.
+    let called = [BUFT + 5, BUFT + 5, BUFFER + 8, BUFFER + 5, BUFFER + 4];
+    expect("ggml_backend_tensor_copy", "cpy_tensor", &called, 0, || {
+        // SAFETY: live tensors of one layout; every slot is a probe.
+        unsafe { (api.ggml_backend_tensor_copy)(a, b) };
+        0
+    })?;
+    Ok(())
+}
+
+fn check_backend(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
+    let backend = &raw mut canaries.backend.value;
+    ask!(api, ggml_backend_name, "get_name", BACKEND, name(), (backend) as pointer)?;
+    ask!(api, ggml_backend_synchronize, "synchronize", BACKEND + 7, 0, (backend) as ignored)?;
+    let called = [BACKEND + 12, BACKEND + 7];
+    expect("ggml_backend_graph_compute", "graph_compute", &called, 0, || {
+        // SAFETY: every slot is a probe; the host passes the graph on.
+        let status = unsafe { (api.ggml_backend_graph_compute)(backend, ptr::null_mut()) };
+        usize::try_from(status).unwrap_or(usize::MAX)
+    })?;
+    ask!(api, ggml_backend_free, "free", BACKEND + 1, 0, (backend) as ignored)?;
+    // SAFETY: reads one pointer of a live object.
+    let found = unsafe { (api.ggml_backend_get_device)(backend) };
+    if found == &raw mut canaries.device.value {
+        Ok(())
+    } else {
+        Err(Mismatch::Field("struct ggml_backend"))
+    }
+}
+
+/// Reads what the host's builders wrote into tensors.
+fn check_tensor(api: &'static Api) -> Result<(), Mismatch> {
+    let ctx = Context::new(api, 8, 0);
+    let a = ctx.new_tensor(Type::F16, &[5, 7, 3, 2]);
+    let b = ctx.new_tensor(Type::F32, &[5, 4, 3, 2]);
+    ctx.set_name(&a, "canary");
+    let product = ctx.mul_mat(&a, &b);
+    let view = ctx.view_2d(&a, 5, 2, 10, 30);
+    // SAFETY: the tensor lives as long as `ctx`.
+    let read = |tensor: &crate::ggml::context::Tensor| unsafe { *tensor.raw.as_ptr() };
+    let (a_fields, product_fields, view_fields) = (read(&a), read(&product), read(&view));
+    let name_bytes = NAME.to_bytes_with_nul();
+    let same = a_fields.type_ == sys::GGML_TYPE_F16
+        && a_fields.ne == [5, 7, 3, 2]
+        && a_fields.nb == [2, 10, 70, 210]
+        && a_fields.buffer.is_null()
+        && a_fields.data.is_null()
+        && a_fields.extra.is_null()
+        && a_fields.name.iter().zip(name_bytes).all(|(&c, &n)| c.cast_unsigned() == n)
+        && product_fields.ne == [7, 4, 3, 2]
+        && product_fields.op != a_fields.op
+        && product_fields.src[0] == a.raw.as_ptr()
+        && product_fields.src[1] == b.raw.as_ptr()
+        && product_fields.src[2..].iter().all(|src| src.is_null())
+        && view_fields.view_src == a.raw.as_ptr()
+        && view_fields.view_offs == 30;
+    if same {
+        Ok(())
+    } else {
+        Err(Mismatch::Field("struct ggml_tensor"))
+    }
+}
+
+/// A row of eight f32.
+fn canary_tensor(
+    buffer: sys::ggml_backend_buffer_t,
+    data: *mut c_void,
+) -> sys::ggml_tensor {
+    sys::ggml_tensor {
+        type_: sys::GGML_TYPE_F32,
+        buffer,
+        ne: [8, 1, 1, 1],
+        nb: [4, 32, 32, 32],
+        op: 0,
+        op_params: [0; 16],
+        flags: 0,
+        src: [ptr::null_mut(); 10],
+        view_src: ptr::null_mut(),
+        view_offs: 0,
+        data,
+        name: [0; 64],
+        extra: ptr::null_mut(),
+        padding: [0; 8],
+    }
+}

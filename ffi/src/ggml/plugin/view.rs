@@ -1,0 +1,359 @@
+//! Tensors and graphs of the host, borrowed for the time of one call.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+
+use super::delegate::Delegate;
+use crate::ggml::api::Api;
+use crate::ggml::backend::Device;
+use crate::ggml::sys;
+use crate::ggml::types::{Status, Type};
+
+/// Non-owning view of a tensor: an operation, with its operands behind it.
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    api: &'static Api,
+    raw: NonNull<sys::ggml_tensor>,
+    call: PhantomData<&'a sys::ggml_tensor>,
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node")
+            .field("op", &self.op_code())
+            .field("type", &self.type_())
+            .field("ne", &self.ne())
+            .finish()
+    }
+}
+
+impl<'a> Node<'a> {
+    /// Borrows a tensor.
+    ///
+    /// # Safety
+    /// `raw` and its operands are live tensors that are not changed during `'a`.
+    pub(super) unsafe fn new(api: &'static Api, raw: *const sys::ggml_tensor) -> Self {
+        let raw = NonNull::new(raw.cast_mut()).expect("hosts pass tensors, not NULL");
+        Self {
+            api,
+            raw,
+            call: PhantomData,
+        }
+    }
+
+    pub(super) fn raw(self) -> &'a sys::ggml_tensor {
+        // SAFETY: `new` was promised a live tensor for `'a`.
+        unsafe { self.raw.as_ref() }
+    }
+
+    /// Returns the operation code.
+    #[must_use]
+    pub fn op_code(self) -> u32 {
+        self.raw().op
+    }
+
+    /// Returns the element type.
+    #[must_use]
+    pub fn type_(self) -> Type {
+        Type(self.raw().type_)
+    }
+
+    /// Returns the shape, ggml order (fastest first).
+    #[must_use]
+    pub fn ne(self) -> [i64; 4] {
+        self.raw().ne
+    }
+
+    /// Returns the strides in bytes.
+    #[must_use]
+    pub fn nb(self) -> [usize; 4] {
+        self.raw().nb
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn n_elements(self) -> u64 {
+        self.ne()
+            .iter()
+            .fold(1, |n, &ne| n.saturating_mul(u64::try_from(ne).unwrap_or(0)))
+    }
+
+    /// Returns the operation's parameters.
+    #[must_use]
+    pub fn op_params(self) -> &'a [i32; 16] {
+        &self.raw().op_params
+    }
+
+    /// Returns the flags.
+    #[must_use]
+    pub fn flags(self) -> i32 {
+        self.raw().flags
+    }
+
+    /// Returns operand `i`.
+    #[must_use]
+    pub fn src(self, i: usize) -> Option<Node<'a>> {
+        let raw = self.raw().src.get(i).copied()?;
+        NonNull::new(raw).map(|raw| Node {
+            api: self.api,
+            raw,
+            call: PhantomData,
+        })
+    }
+
+    /// Returns the operands that are there.
+    pub fn srcs(self) -> impl Iterator<Item = Node<'a>> {
+        (0..self.raw().src.len()).filter_map(move |i| self.src(i))
+    }
+
+    /// Returns the type of the buffer that holds the data, if it has one yet.
+    fn buffer_type(self) -> Option<NonNull<sys::ggml_backend_buffer_type>> {
+        let buffer = self.buffer()?;
+        // SAFETY: the buffer of a live tensor is alive.
+        NonNull::new(unsafe { (self.api.ggml_backend_buffer_get_type)(buffer.as_ptr()) })
+    }
+
+    fn buffer(self) -> Option<NonNull<sys::ggml_backend_buffer>> {
+        let tensor = self.raw();
+        NonNull::new(tensor.buffer).or_else(|| {
+            let source = NonNull::new(tensor.view_src)?;
+            // SAFETY: a live view's source is alive.
+            NonNull::new(unsafe { source.as_ref() }.buffer)
+        })
+    }
+
+    /// Tells whether every operand lies in a buffer of `ours`, in plain host memory, or nowhere yet.
+    pub(super) fn operands_reachable(self, ours: sys::ggml_backend_buffer_type_t) -> bool {
+        self.srcs().all(|src| {
+            src.buffer_type().is_none_or(|buft| {
+                buft.as_ptr() == ours
+                    // SAFETY: buffer types are static.
+                    || unsafe { (self.api.ggml_backend_buft_is_host)(buft.as_ptr()) }
+            })
+        })
+    }
+
+    /// Returns the bytes of the data, if all of them lie in the tensor's buffer.
+    fn data(self) -> Option<(NonNull<u8>, usize)> {
+        let buffer = self.buffer()?;
+        // SAFETY: a live tensor.
+        let size = unsafe { (self.api.ggml_nbytes)(self.raw.as_ptr()) };
+        // SAFETY: the buffer of a live tensor is alive.
+        let base = unsafe { (self.api.ggml_backend_buffer_get_base)(buffer.as_ptr()) };
+        // SAFETY: as above.
+        let room = unsafe { (self.api.ggml_backend_buffer_get_size)(buffer.as_ptr()) };
+        let data = NonNull::new(self.raw().data.cast::<u8>())?;
+        let offset = (data.as_ptr() as usize).checked_sub(base as usize)?;
+        (offset.checked_add(size)? <= room).then_some((data, size))
+    }
+}
+
+/// Bytes of a tensor and how they are laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// The data, first element first.
+    pub data: &'a [u8],
+    /// Shape, ggml order.
+    pub ne: [usize; 4],
+    /// Strides in bytes.
+    pub nb: [usize; 4],
+}
+
+/// The operands of a `MUL_MAT` node: `src0` `[k, n, …]`, `src1` `[k, m, …]` → `dst` `[n, m, …]`.
+#[derive(Debug)]
+pub struct MulMat<'a> {
+    /// Element type of `src0`.
+    pub type0: Type,
+    /// The weights.
+    pub src0: Operand<'a>,
+    /// The activations, f32.
+    pub src1: Operand<'a>,
+    /// The product, contiguous f32 of shape `[n, m, ne2, ne3]` with the outer dimensions of `src1`.
+    pub dst: &'a mut [f32],
+}
+
+/// Non-owning view of a graph that is to be computed.
+#[derive(Debug)]
+pub struct GraphView<'a> {
+    api: &'static Api,
+    raw: NonNull<sys::ggml_cgraph>,
+    call: PhantomData<&'a mut sys::ggml_cgraph>,
+}
+
+impl GraphView<'_> {
+    /// Borrows a graph.
+    ///
+    /// # Safety
+    /// `raw` is a live graph; during the lifetime its tensors are not changed, their memory is allocated, and nobody
+    /// else writes what the graph reads or touches what it writes.
+    pub(super) unsafe fn new(api: &'static Api, raw: *mut sys::ggml_cgraph) -> Self {
+        let raw = NonNull::new(raw).expect("hosts pass graphs, not NULL");
+        Self {
+            api,
+            raw,
+            call: PhantomData,
+        }
+    }
+
+    /// Returns the number of nodes.
+    #[must_use]
+    pub fn n_nodes(&self) -> usize {
+        // SAFETY: a live graph.
+        let n = unsafe { (self.api.ggml_graph_n_nodes)(self.raw.as_ptr()) };
+        usize::try_from(n).unwrap_or(0)
+    }
+
+    /// Returns node `i`.
+    ///
+    /// # Panics
+    /// When there is no such node.
+    #[must_use]
+    pub fn node(&self, i: usize) -> Node<'_> {
+        assert!(i < self.n_nodes(), "node {i} of {}", self.n_nodes());
+        let i = i32::try_from(i).expect("ggml counts nodes in an int");
+        // SAFETY: a live graph and an index inside it.
+        let raw = unsafe { (self.api.ggml_graph_node)(self.raw.as_ptr(), i) };
+        // SAFETY: a live graph's tensors are alive and unchanged, by the contract of `new`.
+        unsafe { Node::new(self.api, raw) }
+    }
+
+    /// Borrows the data of the `MUL_MAT` node `i`. `None` where it is not as [`MulMat`] says, or operands overlap the
+    /// result, or something does not lie in its buffer.
+    pub fn mul_mat(&mut self, i: usize) -> Option<MulMat<'_>> {
+        let node = self.node(i);
+        let (src0, src1) = (node.src(0)?, node.src(1)?);
+        let ne = sizes(node.ne())?;
+        let (ne0, ne1) = (sizes(src0.ne())?, sizes(src1.ne())?);
+        let shapes = ne0[0] == ne1[0]
+            && ne[0] == ne0[1]
+            && ne[1..] == ne1[1..]
+            && ne0[2] > 0
+            && ne0[3] > 0
+            && ne1[2].is_multiple_of(ne0[2])
+            && ne1[3].is_multiple_of(ne0[3]);
+        let types = src1.type_() == Type::F32 && node.type_() == Type::F32;
+        if !shapes || !types || !is_contiguous_f32(ne, node.nb()) {
+            return None;
+        }
+        let (dst_data, dst_bytes) = node.data()?;
+        let (data0, bytes0) = src0.data()?;
+        let (data1, bytes1) = src1.data()?;
+        if overlap((data0, bytes0), (dst_data, dst_bytes))
+            || overlap((data1, bytes1), (dst_data, dst_bytes))
+            || !dst_data.cast::<f32>().is_aligned()
+        {
+            return None;
+        }
+        // SAFETY: the bytes lie in the operand's buffer (`data`), are initialised as buffers start zeroed, and nobody
+        // writes them while the graph is borrowed (`new`).
+        let bytes0 = unsafe { std::slice::from_raw_parts(data0.as_ptr(), bytes0) };
+        // SAFETY: as above.
+        let bytes1 = unsafe { std::slice::from_raw_parts(data1.as_ptr(), bytes1) };
+        let n = dst_bytes / size_of::<f32>();
+        // SAFETY: the bytes lie in the node's buffer, are aligned, overlap no operand (checked above), and nobody else
+        // touches them while the graph is borrowed (`new`).
+        let dst = unsafe { std::slice::from_raw_parts_mut(dst_data.cast().as_ptr(), n) };
+        Some(MulMat {
+            type0: src0.type_(),
+            src0: Operand {
+                data: bytes0,
+                ne: ne0,
+                nb: src0.nb(),
+            },
+            src1: Operand {
+                data: bytes1,
+                ne: ne1,
+                nb: src1.nb(),
+            },
+            dst,
+        })
+    }
+
+    /// Computes the nodes of `range` on the host's CPU backend.
+    ///
+    /// # Errors
+    /// The status that it returned.
+    ///
+    /// # Panics
+    /// When the range is not inside the graph.
+    pub fn delegate(
+        &mut self,
+        range: Range<usize>,
+        delegate: &mut Delegate,
+        n_threads: u32,
+    ) -> Result<(), Status> {
+        // A view does not give a graph of its own away: the nodes enter one that lives until the next call.
+        let nodes: Vec<NonNull<sys::ggml_tensor>> =
+            range.map(|i| self.node(i).raw).collect();
+        // SAFETY: live tensors whose memory is ours for the time of the call, by the contract of `new`.
+        unsafe { delegate.compute(&nodes, n_threads) }
+    }
+}
+
+impl Device {
+    /// Tells whether the device computes `op` if all operands lie in memory that it can use: asks with a copy of the
+    /// operation that says nothing about buffers.
+    #[must_use]
+    pub fn supports_op_anywhere(&self, op: Node<'_>) -> bool {
+        let mut copy = *op.raw();
+        copy.buffer = ptr::null_mut();
+        let mut srcs = [copy; sys::GGML_MAX_SRC as usize];
+        for (i, slot) in srcs.iter_mut().enumerate() {
+            if let Some(src) = op.src(i) {
+                *slot = *src.raw();
+                slot.buffer = ptr::null_mut();
+                copy.src[i] = slot;
+            }
+        }
+        // SAFETY: the device is static; operation and operands live on the stack through the call, and their own
+        // operands are those of `op`, which are alive.
+        unsafe { (op.api.ggml_backend_dev_supports_op)(self.as_raw(), &raw const copy) }
+    }
+}
+
+fn sizes(ne: [i64; 4]) -> Option<[usize; 4]> {
+    let mut sizes = [0; 4];
+    for (size, ne) in sizes.iter_mut().zip(ne) {
+        *size = usize::try_from(ne).ok()?;
+    }
+    Some(sizes)
+}
+
+/// Tells whether strides are those of contiguous f32; dimensions of one element have no say.
+fn is_contiguous_f32(ne: [usize; 4], nb: [usize; 4]) -> bool {
+    let mut expected = size_of::<f32>();
+    for (ne, nb) in ne.into_iter().zip(nb) {
+        if ne != 1 && nb != expected {
+            return false;
+        }
+        expected = expected.saturating_mul(ne);
+    }
+    true
+}
+
+fn overlap(a: (NonNull<u8>, usize), b: (NonNull<u8>, usize)) -> bool {
+    let (a_start, b_start) = (a.0.as_ptr() as usize, b.0.as_ptr() as usize);
+    a_start < b_start + b.1 && b_start < a_start + a.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contiguity_ignores_strides_of_single_elements() {
+        assert!(is_contiguous_f32([3, 2, 1, 1], [4, 12, 24, 24]));
+        assert!(is_contiguous_f32([3, 1, 2, 1], [4, 999, 12, 1]));
+        assert!(!is_contiguous_f32([3, 2, 1, 1], [4, 16, 32, 32]));
+        assert!(!is_contiguous_f32([3, 2, 1, 1], [8, 24, 48, 48]));
+    }
+
+    #[test]
+    fn touching_ranges_do_not_overlap() {
+        let at = |address: usize| NonNull::new(ptr::without_provenance_mut(address)).unwrap();
+        assert!(!overlap((at(100), 10), (at(110), 5)));
+        assert!(overlap((at(100), 11), (at(110), 5)));
+        assert!(overlap((at(100), 50), (at(110), 5)));
+    }
+}
