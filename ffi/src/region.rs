@@ -27,8 +27,11 @@ pub struct Region {
 enum Owner {
     /// From `mmap`, unmapped on drop.
     Anonymous,
-    /// Alive as long as the region; never written.
-    Shared(Arc<dyn StableBytes>),
+    /// Never written; held so that the bytes stay alive.
+    Shared {
+        #[expect(dead_code, reason = "held, not read: the address was taken from it")]
+        bytes: Arc<dyn StableBytes>,
+    },
 }
 
 // SAFETY: plain memory has no thread affinity; who may write it when is the contract of ggml's callers.
@@ -94,7 +97,7 @@ impl Region {
         Self {
             base,
             size_bytes,
-            owner: Owner::Shared(owner),
+            owner: Owner::Shared { bytes: owner },
         }
     }
 
@@ -109,7 +112,7 @@ impl Region {
     pub fn is_writable(&self) -> bool {
         match &self.owner {
             Owner::Anonymous => true,
-            Owner::Shared(_) => false,
+            Owner::Shared { .. } => false,
         }
     }
 

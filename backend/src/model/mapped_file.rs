@@ -11,6 +11,7 @@ use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use llada_npu_ffi::StableBytes;
 use memmap2::Mmap;
 
 /// Owning map of one whole file, page-aligned, read-only.
@@ -66,6 +67,13 @@ impl MappedFile {
             file: Arc::clone(self),
             range,
         })
+    }
+}
+
+// SAFETY: a map stays at one address until it is dropped with the file, and an empty file has a static empty slice.
+unsafe impl StableBytes for MappedFile {
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
     }
 }
 

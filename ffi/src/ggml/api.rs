@@ -14,12 +14,12 @@ use super::sys::*;
 #[non_exhaustive]
 pub enum ApiError {
     /// A function that the plug-in needs is not exported by the host.
-    #[error(
-        "ggml function `{name}` not found in this process (no ggml loaded, or a version that is too old)"
-    )]
+    #[error("ggml function `{name}` not found in this process (host ggml {version})")]
     MissingSymbol {
         /// Name of the function.
         name: &'static str,
+        /// ggml's version, or `none` where no ggml tells one.
+        version: String,
     },
 }
 
@@ -41,7 +41,10 @@ macro_rules! api_table {
                 let scope = Scope::find();
                 Ok(Self {
                     $($name: {
-                        let symbol = scope.symbol(stringify!($name)).ok_or(ApiError::MissingSymbol { name: stringify!($name) })?;
+                        let symbol = scope.symbol(stringify!($name)).ok_or_else(|| ApiError::MissingSymbol {
+                            name: stringify!($name),
+                            version: scope.version(),
+                        })?;
                         // SAFETY: the symbol has ggml's documented name; its signature is the one of the pinned
                         // headers, checked at compile time above, and ggml keeps released signatures.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) $(-> $ret)?>(symbol) }
@@ -75,6 +78,7 @@ api_table! {
         fn ggml_add(ctx: *mut ggml_context, a: *mut ggml_tensor, b: *mut ggml_tensor) -> *mut ggml_tensor;
         fn ggml_mul(ctx: *mut ggml_context, a: *mut ggml_tensor, b: *mut ggml_tensor) -> *mut ggml_tensor;
         fn ggml_mul_mat(ctx: *mut ggml_context, a: *mut ggml_tensor, b: *mut ggml_tensor) -> *mut ggml_tensor;
+        fn ggml_mul_mat_id(ctx: *mut ggml_context, as_: *mut ggml_tensor, b: *mut ggml_tensor, ids: *mut ggml_tensor) -> *mut ggml_tensor;
         fn ggml_rms_norm(ctx: *mut ggml_context, a: *mut ggml_tensor, eps: f32) -> *mut ggml_tensor;
         fn ggml_swiglu_split(ctx: *mut ggml_context, a: *mut ggml_tensor, b: *mut ggml_tensor) -> *mut ggml_tensor;
         fn ggml_get_rows(ctx: *mut ggml_context, a: *mut ggml_tensor, b: *mut ggml_tensor) -> *mut ggml_tensor;
@@ -123,7 +127,6 @@ api_table! {
         fn ggml_backend_buffer_init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor) -> ggml_status;
         fn ggml_backend_buffer_get_type(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_type_t;
         fn ggml_backend_tensor_alloc(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor, addr: *mut c_void) -> ggml_status;
-        fn ggml_backend_view_init(tensor: *mut ggml_tensor) -> ggml_status;
         fn ggml_backend_tensor_set(tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize);
         fn ggml_backend_tensor_get(tensor: *const ggml_tensor, data: *mut c_void, offset: usize, size: usize);
         fn ggml_backend_tensor_set_2d(
@@ -190,6 +193,24 @@ impl Api {
         unsafe { CStr::from_ptr(text) }
     }
 
+    /// Returns the commit that the host's ggml was built from, or what its build wrote there.
+    #[must_use]
+    pub fn commit(&self) -> &'static CStr {
+        // SAFETY: ggml_commit takes nothing and returns a static string.
+        let text = unsafe { (self.ggml_commit)() };
+        // SAFETY: the string is static and NUL-terminated (ggml.h).
+        unsafe { CStr::from_ptr(text) }
+    }
+
+    /// Returns the host's name of an operation code.
+    #[must_use]
+    pub fn op_name(&self, code: u32) -> String {
+        // SAFETY: a pure function; the code came from one of the host's tensors.
+        let name = unsafe { (self.ggml_op_name)(code) };
+        // SAFETY: the name is static and NUL-terminated (ggml.h).
+        unsafe { super::backend::to_string(name) }
+    }
+
     /// Returns the `GGML_BACKEND_API_VERSION` that the host was built with: 3 where `alloc_buffer_n` exists, else 2.
     ///
     /// ggml does not export the number itself; the two versions differ by that function.
@@ -204,6 +225,24 @@ impl Api {
             2
         }
     }
+}
+
+/// Tells whether the process has a ggml of any version.
+#[must_use]
+pub fn is_loaded() -> bool {
+    Scope::find().symbol("ggml_init").is_some()
+}
+
+type LogGet = unsafe extern "C" fn(*mut ggml_log_callback, *mut *mut c_void);
+
+/// Finds `ggml_log_get` without the table: even a host that is refused is told so through its own logger.
+pub(crate) fn log_get() -> Option<LogGet> {
+    if let Ok(api) = Api::get() {
+        return Some(api.ggml_log_get);
+    }
+    let symbol = Scope::find().symbol("ggml_log_get")?;
+    // SAFETY: the symbol has ggml's documented name and signature (ggml.h).
+    Some(unsafe { std::mem::transmute::<*mut c_void, LogGet>(symbol) })
 }
 
 /// Where symbols are looked up: the global scope, or one loaded object.
@@ -228,6 +267,25 @@ impl Scope {
             }
         }
         global
+    }
+
+    /// Returns ggml's version as text, for messages.
+    fn version(&self) -> String {
+        type Version = unsafe extern "C" fn() -> *const c_char;
+        let Some(symbol) = self.symbol("ggml_version") else {
+            return "none".to_owned();
+        };
+        // SAFETY: the symbol has ggml's documented name and signature (ggml.h).
+        let version = unsafe { std::mem::transmute::<*mut c_void, Version>(symbol) };
+        // SAFETY: takes nothing and returns a static string.
+        let text = unsafe { version() };
+        if text.is_null() {
+            return "none".to_owned();
+        }
+        // SAFETY: the string is static and NUL-terminated (ggml.h).
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
@@ -289,7 +347,8 @@ mod tests {
         assert_eq!(
             Api::get().err(),
             Some(ApiError::MissingSymbol {
-                name: "ggml_version"
+                name: "ggml_version",
+                version: "none".to_owned(),
             })
         );
     }

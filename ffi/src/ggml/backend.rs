@@ -126,8 +126,8 @@ impl Drop for Backend {
     }
 }
 
-type SetNThreads = unsafe extern "C" fn(sys::ggml_backend_t, i32);
-type SetAbortCallback =
+pub(crate) type SetNThreads = unsafe extern "C" fn(sys::ggml_backend_t, i32);
+pub(crate) type SetAbortCallback =
     unsafe extern "C" fn(sys::ggml_backend_t, sys::ggml_abort_callback, *mut c_void);
 
 impl Backend {
@@ -242,6 +242,26 @@ impl Device {
         // SAFETY: reads the host's registry.
         let raw = unsafe { (api.ggml_backend_dev_by_type)(sys::GGML_BACKEND_DEVICE_TYPE_CPU) };
         NonNull::new(raw).map(|raw| Self { api, raw })
+    }
+
+    /// Lists the devices that the host has registered.
+    #[must_use]
+    pub fn all(api: &'static Api) -> Vec<Self> {
+        let mut devices = Vec::new();
+        // SAFETY: reads the host's registry.
+        let n_regs = unsafe { (api.ggml_backend_reg_count)() };
+        for reg in 0..n_regs {
+            // SAFETY: the index is below the count.
+            let reg = unsafe { (api.ggml_backend_reg_get)(reg) };
+            // SAFETY: registries are static.
+            let n_devices = unsafe { (api.ggml_backend_reg_dev_count)(reg) };
+            for device in 0..n_devices {
+                // SAFETY: the index is below the count.
+                let raw = unsafe { (api.ggml_backend_reg_dev_get)(reg, device) };
+                devices.extend(NonNull::new(raw).map(|raw| Self { api, raw }));
+            }
+        }
+        devices
     }
 
     /// Returns the name, such as `CPU`.

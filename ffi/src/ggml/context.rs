@@ -108,6 +108,10 @@ impl Tensor {
     pub(crate) fn op_code(&self) -> u32 {
         self.field(|t| t.op)
     }
+
+    pub(crate) fn flags(&self) -> i32 {
+        self.field(|t| t.flags)
+    }
 }
 
 impl Context {
@@ -237,6 +241,16 @@ impl Context {
         // SAFETY: context and operands are alive.
         self.build(&[a, b], |api, ctx| unsafe {
             (api.ggml_mul_mat)(ctx, a.raw.as_ptr(), b.raw.as_ptr())
+        })
+    }
+
+    /// Matrix products with chosen matrices: `as_` `[k, n, n_matrices]`, `b` `[k, n_used, m]`, `ids` i32
+    /// `[n_used, m]` → `[n, n_used, m]` f32.
+    #[must_use]
+    pub fn mul_mat_id(&self, as_: &Tensor, b: &Tensor, ids: &Tensor) -> Tensor {
+        // SAFETY: context and operands are alive.
+        self.build(&[as_, b, ids], |api, ctx| unsafe {
+            (api.ggml_mul_mat_id)(ctx, as_.raw.as_ptr(), b.raw.as_ptr(), ids.raw.as_ptr())
         })
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::ptr;
 
-use super::api::Api;
+use super::api;
 use super::sys;
 
 struct Bridge;
@@ -14,9 +14,7 @@ impl log::Log for Bridge {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        if let Ok(api) = Api::get() {
-            forward(api, record);
-        }
+        forward(record);
     }
 
     fn flush(&self) {}
@@ -30,7 +28,7 @@ pub fn install(level: log::LevelFilter) {
     }
 }
 
-fn forward(api: &Api, record: &log::Record<'_>) {
+fn forward(record: &log::Record<'_>) {
     let level = match record.level() {
         log::Level::Error => sys::GGML_LOG_LEVEL_ERROR,
         log::Level::Warn => sys::GGML_LOG_LEVEL_WARN,
@@ -41,12 +39,24 @@ fn forward(api: &Api, record: &log::Record<'_>) {
     let Ok(text) = CString::new(text.replace('\0', "\u{fffd}")) else {
         return;
     };
+    let Some(log_get) = api::log_get() else {
+        to_stderr(&text);
+        return;
+    };
     let mut callback: sys::ggml_log_callback = None;
     let mut user_data = ptr::null_mut();
     // SAFETY: both out-parameters are valid (ggml.h: ggml_log_get).
-    unsafe { (api.ggml_log_get)(&raw mut callback, &raw mut user_data) };
+    unsafe { log_get(&raw mut callback, &raw mut user_data) };
     if let Some(callback) = callback {
         // SAFETY: the host set this callback with this data; the text is NUL-terminated and lives through the call.
         unsafe { callback(level, text.as_ptr(), user_data) };
     }
+}
+
+/// A host without a logger still learns why it was refused.
+fn to_stderr(text: &CString) {
+    use std::io::Write as _;
+
+    // Nothing is left to tell of a failure here.
+    let _written = std::io::stderr().write_all(text.as_bytes());
 }

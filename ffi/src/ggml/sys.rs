@@ -309,6 +309,14 @@ unsafe extern "C" {
     ) -> *mut ggml_tensor;
 }
 unsafe extern "C" {
+    pub fn ggml_mul_mat_id(
+        ctx: *mut ggml_context,
+        as_: *mut ggml_tensor,
+        b: *mut ggml_tensor,
+        ids: *mut ggml_tensor,
+    ) -> *mut ggml_tensor;
+}
+unsafe extern "C" {
     pub fn ggml_cpy(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -718,9 +726,6 @@ unsafe extern "C" {
         tensor: *mut ggml_tensor,
         addr: *mut ::core::ffi::c_void,
     ) -> ggml_status;
-}
-unsafe extern "C" {
-    pub fn ggml_backend_view_init(tensor: *mut ggml_tensor) -> ggml_status;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -60,16 +60,16 @@ fn backend_i<B: BackendImpl>() -> sys::ggml_backend_i {
     sys::ggml_backend_i {
         get_name: Some(get_name::<B>),
         free: Some(free::<B>),
-        set_tensor_async: None,    // nothing is asynchronous: the defaults copy at once
-        get_tensor_async: None,    // as above
+        set_tensor_async: None, // nothing is asynchronous: the defaults copy at once
+        get_tensor_async: None, // as above
         set_tensor_2d_async: None, // as above
         get_tensor_2d_async: None, // as above
-        cpy_tensor_async: None,    // as above
-        synchronize: None,         // nothing is pending after a call
-        graph_plan_create: None,   // ggml does not use plans
-        graph_plan_free: None,     // as above
-        graph_plan_update: None,   // as above
-        graph_plan_compute: None,  // as above
+        cpy_tensor_async: None, // as above
+        synchronize: None,      // nothing is pending after a call
+        graph_plan_create: None, // ggml does not use plans
+        graph_plan_free: None,  // as above
+        graph_plan_update: None, // as above
+        graph_plan_compute: None, // as above
         graph_compute: Some(graph_compute::<B>),
         event_record: None,   // no events
         event_wait: None,     // no events
@@ -112,7 +112,10 @@ unsafe extern "C" fn graph_compute<B: BackendImpl>(
     // SAFETY: the host passes a live graph and leaves its tensors to us during the call.
     let mut graph = unsafe { GraphView::new(context.api, cgraph) };
     context.enter("backend.graph_compute", Status::FAILED.0, |state| {
-        let mut instance = state.instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut instance = state
+            .instance
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         to_status(instance.graph_compute(&mut graph))
     })
 }
@@ -139,7 +142,10 @@ pub(super) unsafe extern "C" fn set_n_threads<B: BackendImpl>(
     // SAFETY: the host calls a function of our registry with an instance of our device.
     let context = unsafe { context::<B>(backend) };
     context.enter("ggml_backend_set_n_threads", (), |state| {
-        let mut instance = state.instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut instance = state
+            .instance
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         instance.set_n_threads(u32::try_from(n_threads).unwrap_or(1).max(1));
     });
 }
@@ -153,7 +159,10 @@ pub(super) unsafe extern "C" fn set_abort_callback<B: BackendImpl>(
     // SAFETY: the host calls a function of our registry with an instance of our device.
     let context = unsafe { context::<B>(backend) };
     context.enter("ggml_backend_set_abort_callback", (), |state| {
-        let mut instance = state.instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut instance = state
+            .instance
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         instance.set_abort_callback(callback.map(|function| AbortCallback { function, data }));
     });
 }

@@ -10,14 +10,21 @@ use crate::ggml::api::Api;
 use crate::ggml::sys;
 use crate::region::Region;
 
-pub(super) type GetName =
-    unsafe extern "C" fn(sys::ggml_backend_buffer_type_t) -> *const c_char;
+pub(super) type GetName = unsafe extern "C" fn(sys::ggml_backend_buffer_type_t) -> *const c_char;
 pub(super) type AllocBuffer =
     unsafe extern "C" fn(sys::ggml_backend_buffer_type_t, usize) -> sys::ggml_backend_buffer_t;
 pub(super) type GetSize = unsafe extern "C" fn(sys::ggml_backend_buffer_type_t) -> usize;
 pub(super) type GetAllocSize =
     unsafe extern "C" fn(sys::ggml_backend_buffer_type_t, *const sys::ggml_tensor) -> usize;
 pub(super) type IsHost = unsafe extern "C" fn(sys::ggml_backend_buffer_type_t) -> bool;
+
+/// `ggml_backend_buffer_init` of the pinned headers.
+pub(super) type PinnedBufferInit = unsafe extern "C" fn(
+    sys::ggml_backend_buffer_type_t,
+    sys::ggml_backend_buffer_i,
+    *mut c_void,
+    usize,
+) -> sys::ggml_backend_buffer_t;
 
 /// What both layouts of the table have in common.
 pub(super) struct BuftSlots {
@@ -72,8 +79,9 @@ unsafe extern "C" fn buft_alloc_buffer<L: Layout, T: BufferTypeImpl>(
     // SAFETY: see buft_get_name.
     let context = unsafe { buft_context::<L, T>(buft) };
     context.enter("buffer_type.alloc_buffer", ptr::null_mut(), |t| {
-        t.alloc_buffer(size)
-            .map_or(ptr::null_mut(), |buffer| new_buffer(context.api, buft, buffer, size))
+        t.alloc_buffer(size).map_or(ptr::null_mut(), |buffer| {
+            new_buffer(context.api, buft, buffer, size)
+        })
     })
 }
 
@@ -126,7 +134,9 @@ pub(super) fn new_buffer<B: BufferImpl>(
     let context = Context::into_context(api, buffer);
     // SAFETY: a struct of this size is passed in memory, front first, on every ABI that we build for (System V x86-64,
     // AAPCS64), so that a callee that expects a shorter one reads its front.
-    let init = unsafe { std::mem::transmute::<*const c_void, BufferInit>(api.ggml_backend_buffer_init as *const c_void) };
+    let init = unsafe {
+        std::mem::transmute::<PinnedBufferInit, BufferInit>(api.ggml_backend_buffer_init)
+    };
     // SAFETY: `buft` is alive; the table matches the context; ggml copies both.
     unsafe { init(buft, padded, context, size_bytes) }
 }
@@ -289,7 +299,12 @@ unsafe extern "C" fn clear<B: BufferImpl>(buffer: sys::ggml_backend_buffer_t, va
             return Err(TransferError::ReadOnly);
         }
         // SAFETY: the range is the whole region; the host promises that nobody uses it now.
-        unsafe { region.base().as_ptr().write_bytes(value, region.size_bytes()) };
+        unsafe {
+            region
+                .base()
+                .as_ptr()
+                .write_bytes(value, region.size_bytes())
+        };
         Ok(())
     });
 }
@@ -297,7 +312,9 @@ unsafe extern "C" fn clear<B: BufferImpl>(buffer: sys::ggml_backend_buffer_t, va
 /// Why bytes of a buffer were not moved.
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
-    #[error("{size_bytes} bytes at byte {offset_bytes} of a tensor are outside its buffer of {buffer_bytes} bytes")]
+    #[error(
+        "{size_bytes} bytes at byte {offset_bytes} of a tensor are outside its buffer of {buffer_bytes} bytes"
+    )]
     Outside {
         size_bytes: usize,
         offset_bytes: usize,
@@ -363,7 +380,9 @@ unsafe fn copy_tensor(
     dst: *mut sys::ggml_tensor,
 ) -> bool {
     // SAFETY: live tensors, by the caller.
-    let (source, target) = unsafe { (&*src, &*dst) };
+    let source = unsafe { &*src };
+    // SAFETY: as above.
+    let target = unsafe { &*dst };
     if source.buffer.is_null() || source.data.is_null() {
         return false;
     }

@@ -74,8 +74,7 @@ impl Delegate {
             unsafe { (self.api.ggml_graph_add_node)(graph, node.as_ptr()) };
         }
         // SAFETY: backend and graph are alive; the caller answers for the nodes' memory.
-        let status =
-            unsafe { (self.api.ggml_backend_graph_compute)(self.backend.as_raw(), graph) };
+        let status = unsafe { (self.api.ggml_backend_graph_compute)(self.backend.as_raw(), graph) };
         Status::check(status)
     }
 }

@@ -61,9 +61,7 @@ unsafe extern "C" fn get_name<D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> *c
     })
 }
 
-unsafe extern "C" fn get_description<D: DeviceImpl>(
-    dev: sys::ggml_backend_dev_t,
-) -> *const c_char {
+unsafe extern "C" fn get_description<D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> *const c_char {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
     context.enter("device.get_description", c"".as_ptr(), |s| {

@@ -24,7 +24,9 @@ pub enum HostError {
         what: String,
     },
     /// An untested version, and only tested ones are wanted.
-    #[error("host ggml {version} (backend API {api_version}) is untested and only tested versions are accepted")]
+    #[error(
+        "host ggml {version} (backend API {api_version}) is untested and only tested versions are accepted"
+    )]
     Untested {
         /// ggml's version.
         version: String,
@@ -63,7 +65,9 @@ impl Host {
             what: what.to_string(),
         })?;
         if !tested {
-            log::warn!("host ggml {version} (backend API {api_version}) is untested; its layouts are as expected");
+            log::warn!(
+                "host ggml {version} (backend API {api_version}) is untested; its layouts are as expected"
+            );
         }
         Ok(Self { api, api_version })
     }

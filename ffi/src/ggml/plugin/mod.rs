@@ -25,13 +25,12 @@ mod layout;
 mod registry;
 pub mod view;
 
-use std::ffi::{CStr, c_void};
-use std::ptr::NonNull;
+use std::ffi::CStr;
 
 use super::types::Status;
 use crate::region::Region;
 pub use backend::AbortCallback;
-pub use registry::{Installed, RegPtr};
+pub use registry::{Installed, ProcAddress, RegPtr};
 use view::{GraphView, Node};
 
 /// A backend registry with one device.
@@ -47,7 +46,7 @@ pub trait RegImpl: Send + Sync + 'static {
 
     /// Returns the address of a function of ours that a host may ask for by name. `ggml_backend_set_n_threads` and
     /// `ggml_backend_set_abort_callback` are answered before this is asked.
-    fn proc_address(&self, name: &CStr) -> Option<NonNull<c_void>>;
+    fn proc_address(&self, name: &CStr) -> Option<ProcAddress>;
 }
 
 /// Memory of a device, as told to the host.

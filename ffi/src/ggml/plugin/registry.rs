@@ -12,7 +12,7 @@ use super::host::Host;
 use super::layout::{Layout, V2, V3};
 use super::{BufferTypeImpl, DeviceImpl, RegImpl};
 use crate::ggml::api::Api;
-use crate::ggml::backend::{Buffer, BufferType, Device};
+use crate::ggml::backend::{Buffer, BufferType, Device, SetAbortCallback, SetNThreads};
 use crate::ggml::sys;
 
 /// What `ggml_backend_init` returns: a registry, or NULL for "not in this host".
@@ -28,6 +28,22 @@ unsafe impl Sync for RegPtr {}
 impl RegPtr {
     /// The refusal.
     pub const NULL: Self = Self(ptr::null_mut());
+}
+
+/// Address of a function that a host asks for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcAddress(*mut c_void);
+
+impl ProcAddress {
+    /// Takes the address of a function that returns a static table.
+    #[must_use]
+    #[expect(
+        clippy::fn_to_numeric_cast_any,
+        reason = "C hands functions out as void pointers"
+    )]
+    pub fn of_table<T>(function: extern "C" fn() -> *const T) -> Self {
+        Self(function as *mut c_void)
+    }
 }
 
 /// Non-owning handle of the registry that was made of `R`; the registry is static.
@@ -93,12 +109,17 @@ impl<R: RegImpl> Installed<R> {
             reg,
             context: ptr::null_mut(),
         }));
-        let buft =
-            L::leak::<BuftOf<R>>(dev, Context::into_context(api, device.buffer_type()));
+        let buft = L::leak::<BuftOf<R>>(dev, Context::into_context(api, device.buffer_type()));
         let dev_context = DeviceContext::into_context(api, DeviceState { device, buft });
         // SAFETY: the box is ours and nobody else knows it yet.
         unsafe { (*dev).context = dev_context };
-        let reg_context = RegContext::into_context(api, RegState { implementation, dev });
+        let reg_context = RegContext::into_context(
+            api,
+            RegState {
+                implementation,
+                dev,
+            },
+        );
         // SAFETY: as above.
         unsafe { (*reg).context = reg_context };
         Self {
@@ -217,16 +238,22 @@ unsafe extern "C" fn get_proc_address<R: RegImpl>(
     })
 }
 
+#[expect(
+    clippy::fn_to_numeric_cast_any,
+    reason = "C hands functions out as void pointers"
+)]
 fn proc_address<R: RegImpl>(implementation: &R, name: &CStr) -> *mut c_void {
     type Backend<R> = <<R as RegImpl>::Device as DeviceImpl>::Backend;
 
     if name == c"ggml_backend_set_n_threads" {
-        return set_n_threads::<Backend<R>> as *mut c_void;
+        let function: SetNThreads = set_n_threads::<Backend<R>>;
+        return function as *mut c_void;
     }
     if name == c"ggml_backend_set_abort_callback" {
-        return set_abort_callback::<Backend<R>> as *mut c_void;
+        let function: SetAbortCallback = set_abort_callback::<Backend<R>>;
+        return function as *mut c_void;
     }
     implementation
         .proc_address(name)
-        .map_or(ptr::null_mut(), NonNull::as_ptr)
+        .map_or(ptr::null_mut(), |address| address.0)
 }

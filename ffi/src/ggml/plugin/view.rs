@@ -284,8 +284,7 @@ impl GraphView<'_> {
         n_threads: u32,
     ) -> Result<(), Status> {
         // A view does not give a graph of its own away: the nodes enter one that lives until the next call.
-        let nodes: Vec<NonNull<sys::ggml_tensor>> =
-            range.map(|i| self.node(i).raw).collect();
+        let nodes: Vec<NonNull<sys::ggml_tensor>> = range.map(|i| self.node(i).raw).collect();
         // SAFETY: live tensors whose memory is ours for the time of the call, by the contract of `new`.
         unsafe { delegate.compute(&nodes, n_threads) }
     }

@@ -1,0 +1,81 @@
+//! The device.
+
+use std::ffi::{CStr, CString};
+
+use llada_npu_ffi::ggml::Api;
+use llada_npu_ffi::ggml::backend::Device;
+use llada_npu_ffi::ggml::plugin::delegate::Delegate;
+use llada_npu_ffi::ggml::plugin::host::Host;
+use llada_npu_ffi::ggml::plugin::view::Node;
+use llada_npu_ffi::ggml::plugin::{DeviceImpl, DeviceMemory};
+use llada_npu_ffi::ggml::types::{Op, OpCodes};
+
+use super::NAME;
+use super::backend::NpuBackend;
+use super::buffer_type::NpuBufferType;
+use crate::memory::host_memory;
+
+/// The device: kernels of ours, and the host's CPU device for what they do not cover.
+#[derive(Debug)]
+pub struct NpuDevice {
+    api: &'static Api,
+    cpu: Device,
+    codes: OpCodes,
+    description: CString,
+    buffer_type: NpuBufferType,
+}
+
+impl NpuDevice {
+    /// Opens the device; `None` in a host without a CPU device.
+    pub(super) fn open(host: &Host) -> Option<Self> {
+        let api = host.api();
+        let cpu = Device::cpu(api)?;
+        let description = format!("CPU kernels, {} threads", default_n_threads());
+        Some(Self {
+            api,
+            cpu,
+            codes: OpCodes::probe(api),
+            description: CString::new(description).unwrap_or_default(),
+            buffer_type: NpuBufferType,
+        })
+    }
+}
+
+/// Returns the number of threads of an instance that was told none.
+pub(super) fn default_n_threads() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}
+
+impl DeviceImpl for NpuDevice {
+    type BufferType = NpuBufferType;
+    type Backend = NpuBackend;
+
+    fn name(&self) -> &'static CStr {
+        NAME
+    }
+
+    fn description(&self) -> &CStr {
+        &self.description
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        host_memory()
+    }
+
+    fn buffer_type(&self) -> &NpuBufferType {
+        &self.buffer_type
+    }
+
+    fn init_backend(&self, _params: Option<&CStr>) -> Option<NpuBackend> {
+        let Some(delegate) = Delegate::new(self.api, &self.cpu) else {
+            log::error!("host device {} makes no instance", self.cpu.name());
+            return None;
+        };
+        Some(NpuBackend::new(self.codes, delegate))
+    }
+
+    fn supports_op(&self, op: Node<'_>) -> bool {
+        matches!(self.codes.classify(op.op_code()), Op::None | Op::View)
+            || self.cpu.supports_op_anywhere(op)
+    }
+}

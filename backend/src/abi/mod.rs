@@ -1,0 +1,105 @@
+//! The ggml backend `llada-npu`: one file per table, and the two functions that a host's loader calls.
+//!
+//! The registry is made once per process, by [`registry`]: at `ggml_backend_init` in the plug-in, or at the first use
+//! in a program that links this crate. A host that cannot be served gets one line and lives on.
+
+#![deny(unsafe_code)]
+
+pub mod backend;
+pub mod buffer;
+pub mod buffer_type;
+pub mod device;
+pub mod reg;
+
+use std::sync::OnceLock;
+
+use llada_npu_ffi::ggml::backend::Device;
+use llada_npu_ffi::ggml::plugin::host::{Host, HostError};
+use llada_npu_ffi::ggml::plugin::{Installed, RegPtr};
+use llada_npu_ffi::ggml::{BufferType, api, log as ggml_log};
+
+use crate::knobs::{KnobError, LLADA_NPU_LOG, LLADA_NPU_STRICT};
+use device::NpuDevice;
+use reg::NpuReg;
+
+/// The name of registry, device, buffer type and instances.
+pub const NAME: &std::ffi::CStr = c"llada-npu";
+
+/// Why there is no `llada-npu` device in this process.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// The host's ggml is missing something, or is laid out in another way.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The host has loaded no CPU backend, to which we delegate operations.
+    #[error("host has no CPU backend (a plug-in is loaded after it)")]
+    NoCpu,
+    /// A setting is wrong.
+    #[error(transparent)]
+    Knob(#[from] KnobError),
+}
+
+/// Returns the registry, making it at the first call; the answer of the first call is kept.
+///
+/// # Errors
+/// Why the host cannot be served; logged once.
+pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
+    static REGISTRY: OnceLock<Result<Installed<NpuReg>, InitError>> = OnceLock::new();
+    REGISTRY
+        .get_or_init(|| {
+            ggml_log::install(LLADA_NPU_LOG.get().unwrap_or(log::LevelFilter::Info));
+            let made = make();
+            if let Err(error) = &made {
+                log::error!("not available: {error}");
+            }
+            made
+        })
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+fn make() -> Result<Installed<NpuReg>, InitError> {
+    LLADA_NPU_LOG.get()?;
+    let host = Host::probe(LLADA_NPU_STRICT.get()?)?;
+    let device = NpuDevice::open(&host).ok_or(InitError::NoCpu)?;
+    Ok(Installed::new(&host, NpuReg::new(device)))
+}
+
+/// Returns the device, for programs that link this crate.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn device() -> Result<Device, InitError> {
+    Ok(registry()?.device())
+}
+
+/// Returns the buffer type, for programs that link this crate.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn buffer_type() -> Result<BufferType, InitError> {
+    Ok(registry()?.buffer_type())
+}
+
+/// Adds the device to the host's registry, for programs that link this crate: llama.cpp then finds it by name.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn register() -> Result<(), InitError> {
+    registry()?.register();
+    Ok(())
+}
+
+/// What `ggml_backend_init` answers.
+#[must_use]
+pub fn init() -> RegPtr {
+    registry().map_or(RegPtr::NULL, Installed::as_ptr)
+}
+
+/// What `ggml_backend_score` answers, without making anything: 0 where there is no ggml to serve. A host that is too
+/// old or too new passes here and is told why at [`init`].
+#[must_use]
+pub fn score() -> i32 {
+    i32::from(api::is_loaded())
+}

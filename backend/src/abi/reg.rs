@@ -1,0 +1,36 @@
+//! The registry.
+
+use std::ffi::CStr;
+
+use llada_npu_ffi::ggml::plugin::{ProcAddress, RegImpl};
+
+use super::NAME;
+use super::device::NpuDevice;
+
+/// The registry with its one device.
+#[derive(Debug)]
+pub struct NpuReg {
+    device: NpuDevice,
+}
+
+impl NpuReg {
+    pub(super) fn new(device: NpuDevice) -> Self {
+        Self { device }
+    }
+}
+
+impl RegImpl for NpuReg {
+    type Device = NpuDevice;
+
+    fn name(&self) -> &'static CStr {
+        NAME
+    }
+
+    fn device(&self) -> &NpuDevice {
+        &self.device
+    }
+
+    fn proc_address(&self, _name: &CStr) -> Option<ProcAddress> {
+        None
+    }
+}

@@ -1,0 +1,58 @@
+//! Memory of the device: what buffers are made of.
+//!
+//! A buffer is address space that is committed as it is written, in ggml's plain layout; the engine's weights lie in a
+//! read-only buffer over the mapped model file. Hosts plan with the memory of the machine ([`host_memory`]).
+
+#![deny(unsafe_code)]
+
+use llada_npu_ffi::ggml::plugin::DeviceMemory;
+
+/// What is reported where the system does not tell: hosts take 0 for "does not fit".
+const UNKNOWN_BYTES: usize = 1 << 30;
+
+/// Returns the memory of the machine.
+#[must_use]
+pub fn host_memory() -> DeviceMemory {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    parse_meminfo(&text)
+}
+
+fn parse_meminfo(text: &str) -> DeviceMemory {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
+            .map(|kib| kib.saturating_mul(1024))
+            .filter(|&bytes| bytes > 0)
+    };
+    let total_bytes = field("MemTotal").unwrap_or(UNKNOWN_BYTES);
+    let free_bytes = field("MemAvailable")
+        .or_else(|| field("MemFree"))
+        .unwrap_or(total_bytes);
+    DeviceMemory {
+        free_bytes: free_bytes.min(total_bytes),
+        total_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_and_never_zero() {
+        let memory =
+            parse_meminfo("MemTotal:   1000 kB\nMemFree:  10 kB\nMemAvailable:    500 kB\n");
+        assert_eq!(
+            (memory.free_bytes, memory.total_bytes),
+            (512_000, 1_024_000)
+        );
+        let unknown = parse_meminfo("");
+        assert_eq!(
+            (unknown.free_bytes, unknown.total_bytes),
+            (UNKNOWN_BYTES, UNKNOWN_BYTES)
+        );
+        let zero = parse_meminfo("MemTotal: 0 kB\nMemAvailable: 0 kB\n");
+        assert!(zero.free_bytes > 0 && zero.total_bytes > 0);
+    }
+}
