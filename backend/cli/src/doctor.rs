@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ggml_llada_npu::abi;
+use ggml_llada_npu::device::host::Host;
 use ggml_llada_npu::model::ModelFile;
 use llada_npu_ffi::ggml::Api;
 use llada_npu_kernels::{WeightType, registry};
@@ -26,8 +28,11 @@ struct Findings {
     version: &'static str,
     ggml: Ggml,
     cpu: cpu::Cpu,
+    backend: Backend,
     devices: Vec<host::Device>,
     kernels: Vec<Kernels>,
+    /// Why the kernels are not those that were asked for.
+    kernels_error: Option<String>,
     qnn: &'static str,
     plugin: Plugin,
     model: Option<Model>,
@@ -52,6 +57,13 @@ struct Kernels {
     used: &'static str,
     /// Kernels that this CPU cannot run.
     unavailable: Vec<&'static str>,
+}
+
+/// Our device in this process.
+#[derive(Debug, Serialize)]
+struct Backend {
+    available: bool,
+    reason: Option<String>,
 }
 
 /// The plug-in for llama.cpp's tools.
@@ -104,12 +116,19 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         .model
         .as_deref()
         .map(|path| (path, ModelFile::open(path)));
+    let backend = backend();
+    let (kernels, kernels_error) = match Host::new(1) {
+        Ok(host) => (host.kernel_names().map(kernels).collect(), None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
         ggml: ggml(),
         cpu: cpu::Cpu::detect(),
+        backend,
         devices: host::devices(),
-        kernels: WeightType::ALL.into_iter().map(kernels).collect(),
+        kernels,
+        kernels_error,
         qnn: "not built in this version",
         plugin: plugin(),
         model: opened.as_ref().map(|(path, result)| Model {
@@ -158,12 +177,20 @@ fn loaded_objects() -> Vec<String> {
     paths.into_iter().collect()
 }
 
-fn kernels(ty: WeightType) -> Kernels {
-    let list = registry::mul_mat(ty);
+/// Registers our device with the ggml of this process.
+fn backend() -> Backend {
+    let result = abi::register();
+    Backend {
+        available: result.is_ok(),
+        reason: result.err().map(|error| error.to_string()),
+    }
+}
+
+fn kernels((ty, used): (WeightType, &'static str)) -> Kernels {
     Kernels {
         weights: ty.name(),
-        used: registry::best(list).0,
-        unavailable: list
+        used,
+        unavailable: registry::mul_mat(ty)
             .iter()
             .filter(|kernel| kernel.select().is_none())
             .map(|kernel| kernel.name)
@@ -278,6 +305,12 @@ fn table(findings: &Findings) -> String {
             "device",
             format!("{name}: {description} ({kind}, backend {backend})"),
         );
+    }
+    if let Some(reason) = &findings.backend.reason {
+        line("backend", format!("llada-npu is not available: {reason}"));
+    }
+    if let Some(reason) = &findings.kernels_error {
+        line("kernel", reason.clone());
     }
     for kernels in &findings.kernels {
         let mut value = format!("{} weights: {}", kernels.weights, kernels.used);

@@ -4,10 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ggml_llada_npu::abi::InitError;
 use ggml_llada_npu::decode::ParamError;
 use ggml_llada_npu::engine::EngineError;
 use ggml_llada_npu::model::LoadError;
-use llada_npu_ffi::ggml::ApiError;
 
 use crate::argv::UnknownFlag;
 use crate::interrupt;
@@ -75,12 +75,9 @@ pub(crate) enum Error {
     /// The engine fails.
     #[error(transparent)]
     Engine(EngineError),
-    /// This process has no ggml that can be used.
-    #[error(transparent)]
-    Ggml(#[from] ApiError),
-    /// ggml has no device to compute on.
-    #[error("ggml has no CPU device")]
-    NoDevice,
+    /// There is no device of ours in this process.
+    #[error("backend {name} is not available: {0}", name = crate::args::BACKEND)]
+    Init(#[from] InitError),
     /// The vocabulary or the template is refused.
     #[error(transparent)]
     Vocab(#[from] VocabError),

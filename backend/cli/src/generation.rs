@@ -5,14 +5,14 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ggml_llada_npu::abi;
 use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, Params};
 use ggml_llada_npu::engine::sample::Sampling;
 use ggml_llada_npu::engine::{
-    CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
+    Adopt, CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
     SessionParams, Target,
 };
 use llada_npu_ffi::ggml::Api;
-use llada_npu_ffi::ggml::backend::Device;
 use serde::Serialize;
 
 use crate::args::{BACKEND, GenerationArgs};
@@ -157,7 +157,7 @@ impl<'a> Engine<'a> {
     /// The library goes first: it checks the file against its length and its own words before libllama reads it.
     ///
     /// # Errors
-    /// [`Error::Model`], [`Error::Engine`], [`Error::Ggml`], [`Error::Vocab`].
+    /// [`Error::Model`], [`Error::Engine`], [`Error::Backend`], [`Error::Vocab`].
     pub(crate) fn load(setup: &'a Setup) -> Result<Self, Error> {
         host::init();
         let mut options = LoadOptions {
@@ -348,10 +348,11 @@ fn tell(
     }
 }
 
-/// Returns the device that computes.
+/// Returns the device that computes: the plug-in's own, linked into this program. Model files are used where they are
+/// mapped.
 fn target() -> Result<Target, Error> {
-    let api = Api::get()?;
-    let device = Device::cpu(api).ok_or(Error::NoDevice)?;
-    let buffer_type = device.buffer_type().ok_or(Error::NoDevice)?;
-    Ok(Target::new(api, device, buffer_type, None))
+    let (device, buffer_type) = (abi::device()?, abi::buffer_type()?);
+    let api = Api::get().expect("ggml is there, or there would be no device");
+    let adopt: Adopt = |file| abi::buffer::from_mapped(file).ok();
+    Ok(Target::new(api, device, buffer_type, Some(adopt)))
 }
