@@ -9,6 +9,7 @@ pub mod backend;
 pub mod buffer;
 pub mod buffer_type;
 pub mod device;
+pub mod proc;
 pub mod reg;
 
 use std::sync::OnceLock;
@@ -16,8 +17,9 @@ use std::sync::OnceLock;
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::host::{Host, HostError};
 use llada_npu_ffi::ggml::plugin::{Installed, RegPtr};
-use llada_npu_ffi::ggml::{BufferType, api, log as ggml_log};
+use llada_npu_ffi::ggml::{Api, BufferType, api, log as ggml_log};
 
+use crate::engine::Target;
 use crate::knobs::{KnobError, LLADA_NPU_LOG, LLADA_NPU_STRICT};
 use device::NpuDevice;
 use reg::NpuReg;
@@ -80,6 +82,22 @@ pub fn device() -> Result<Device, InitError> {
 /// As for [`registry`].
 pub fn buffer_type() -> Result<BufferType, InitError> {
     Ok(registry()?.buffer_type())
+}
+
+/// Returns the device as the engine's target: weights are used where the file is mapped.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn target() -> Result<Target, InitError> {
+    let registry = registry()?;
+    let api = Api::get().map_err(HostError::from)?;
+    let adopt = |file: &_| buffer::from_mapped(file).ok();
+    Ok(Target::new(
+        api,
+        registry.device(),
+        registry.buffer_type(),
+        Some(adopt),
+    ))
 }
 
 /// Adds the device to the host's registry, for programs that link this crate: llama.cpp then finds it by name.

@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use llada_npu_ffi::ggml::plugin::{ProcAddress, RegImpl};
 
-use super::NAME;
 use super::device::NpuDevice;
+use super::{NAME, proc};
 
 /// The registry with its one device.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl RegImpl for NpuReg {
         &self.device
     }
 
-    fn proc_address(&self, _name: &CStr) -> Option<ProcAddress> {
-        None
+    fn proc_address(&self, name: &CStr) -> Option<ProcAddress> {
+        (name == proc::GET_API_PROC).then(|| ProcAddress::of_table(proc::get_api))
     }
 }

@@ -1,0 +1,152 @@
+//! Failures of the C interface, and the line that `last_error` shows.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+
+use thiserror::Error;
+
+use super::super::InitError;
+use crate::decode::{DecodeError, ParamError};
+use crate::engine::EngineError;
+use crate::model::LoadErrorKind;
+
+/// `enum ggml_diffusion_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Status {
+    /// No failure.
+    Ok = 0,
+    /// A parameter is wrong.
+    Invalid = -1,
+    /// The model file is valid but cannot be decoded here.
+    Unsupported = -2,
+    /// I/O, out of memory or a failed computation.
+    Failed = -3,
+    /// A callback asked to stop.
+    Cancelled = -4,
+}
+
+impl Status {
+    /// The number that C sees.
+    pub const fn code(self) -> c_int {
+        self as c_int
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A pointer that must not be NULL.
+    #[error("`{name}` is NULL")]
+    Null {
+        /// Name of the parameter.
+        name: &'static str,
+    },
+    /// A struct whose size field cannot be right.
+    #[error("`{name}`: size field is {size} bytes, expected sizeof the struct")]
+    StructSize {
+        /// Name of the struct.
+        name: &'static str,
+        /// Size found.
+        size: usize,
+    },
+    /// A number out of range.
+    #[error("`{name}` is {value}, expected {expected}")]
+    Number {
+        /// Name of the parameter.
+        name: &'static str,
+        /// Value given.
+        value: i64,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// A string that is not UTF-8.
+    #[error("`{name}` is not UTF-8")]
+    Utf8 {
+        /// Name of the parameter.
+        name: &'static str,
+    },
+    /// A session that panicked before.
+    #[error("session failed earlier and must be freed")]
+    Poisoned,
+    /// A panic of ours.
+    #[error("internal error in `{entry}`, see the log")]
+    Panic {
+        /// Function of the interface.
+        entry: &'static str,
+    },
+    /// No device in this process.
+    #[error(transparent)]
+    Init(#[from] InitError),
+    /// An option.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// Anything the engine says.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl Failure {
+    /// Status that a caller gets.
+    pub const fn status(&self) -> Status {
+        match self {
+            Self::Null { .. }
+            | Self::StructSize { .. }
+            | Self::Number { .. }
+            | Self::Utf8 { .. }
+            | Self::Param(_) => Status::Invalid,
+            Self::Poisoned | Self::Panic { .. } | Self::Init(_) => Status::Failed,
+            Self::Engine(error) => engine_status(error),
+        }
+    }
+}
+
+const fn engine_status(error: &EngineError) -> Status {
+    match error {
+        EngineError::Load(error) => match error.kind() {
+            LoadErrorKind::Io => Status::Failed,
+            LoadErrorKind::Unsupported => Status::Unsupported,
+            LoadErrorKind::Malformed | LoadErrorKind::NotDiffusion | LoadErrorKind::Invalid => {
+                Status::Invalid
+            }
+        },
+        EngineError::SessionParam { .. }
+        | EngineError::Param(_)
+        | EngineError::Sampling(_)
+        | EngineError::Plan(_)
+        | EngineError::Decode(DecodeError::PromptToken { .. } | DecodeError::PromptLength { .. }) => {
+            Status::Invalid
+        }
+        EngineError::Cancelled => Status::Cancelled,
+        _ => Status::Failed,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<(CString, Status)> = RefCell::new((CString::default(), Status::Ok));
+}
+
+/// Keeps a failure for `last_error` and returns its status.
+pub(super) fn remember(failure: &Failure) -> Status {
+    let status = failure.status();
+    let line: String = failure
+        .to_string()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    // A line without control characters has no NUL.
+    let line = CString::new(line).unwrap_or_default();
+    LAST.with(|last| *last.borrow_mut() = (line, status));
+    status
+}
+
+/// The last failure of this thread; "" when there was none. Valid until the next failure on this thread.
+pub(super) fn last_error() -> *const c_char {
+    LAST.with(|last| last.borrow().0.as_ptr())
+}
+
+/// Status of the last failure of this thread.
+pub(super) fn last_status() -> Status {
+    LAST.with(|last| last.borrow().1)
+}
