@@ -60,13 +60,7 @@ make_packages() {
 }
 
 make_python() {
-    local stamp=$CACHE/python/.stamp hash
-    hash=$(hash_of "$NUMPY_VERSION" "$(python3 --version)")
-    is_current "$stamp" "$hash" && return
-    log "python environment (numpy $NUMPY_VERSION)"
-    python3 -m venv --clear "$CACHE/python"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check "numpy==$NUMPY_VERSION" >&2
-    write_stamp "$stamp" "$hash"
+    "$REPO/scripts/python-env.sh" >/dev/null
 }
 
 # Fetches the sdist into the cache and prints its path.

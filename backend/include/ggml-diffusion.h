@@ -158,7 +158,6 @@ struct ggml_diffusion_api {
     void                     (*session_free)(ggml_diffusion_session_t session);
 
     // Sets an option; an unknown key or a bad value fails at once, a key without meaning in the mode fails in check().
-    // A flag without a value on the command line arrives as "true".
     int (*session_set)(ggml_diffusion_session_t session, const char * key, const char * value);
     // Checks the options against each other, the model and the lengths, without computing.
     int (*session_check)(ggml_diffusion_session_t session, int32_t n_prompt, int32_t n_generate);
