@@ -28,6 +28,8 @@ pub mod event;
 pub mod params;
 pub mod plan;
 pub mod random;
+#[cfg(test)]
+mod tests;
 
 pub use error::{DecodeError, ParamError};
 pub use event::{Event, Stage};

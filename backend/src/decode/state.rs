@@ -204,7 +204,7 @@ impl Decoder {
         }
         self.canvas.settle(&mut self.events);
         self.events.push(Event::Step {
-            step: self.step,
+            step: self.plan.step,
             kind: self.plan.kind,
             n_masked: self.canvas.n_masked(),
         });

@@ -317,6 +317,30 @@ fn draws_follow_the_sampled_distribution() {
 }
 
 #[test]
+fn top_p_keeps_the_token_that_exceeds_it() {
+    let mut logits = [f32::NEG_INFINITY; 8];
+    for id in [0, 3, 4, 7] {
+        logits[id] = 1.0;
+    }
+    // Sums 1/4, 1/2, 3/4: the third is the first above.
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_p: 0.5,
+        ..Sampling::default()
+    };
+    let mut sampler = Sampler::new(SampleParams {
+        sampling,
+        ..params(8)
+    });
+    let mut seen: Vec<Token> = (0..200)
+        .map(|step| sampler.predict(&logits, None, 0, step).unwrap().token)
+        .collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen, [0, 3, 4]);
+}
+
+#[test]
 fn top_k_finds_the_best_of_a_large_vocabulary_wherever_they_are() {
     let n = 50_000;
     for descending in [false, true] {

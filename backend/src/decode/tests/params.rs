@@ -1,0 +1,365 @@
+//! Options as text, and what they come to.
+
+use super::super::*;
+use super::machine::{params, traits};
+
+/// A value of every option that is not its default.
+const VALUES: &[(&str, &str)] = &[
+    ("mode", "reference"),
+    ("steps", "7"),
+    ("eps", "0.01"),
+    ("block-length", "8"),
+    ("algorithm", "entropy"),
+    ("alg-temp", "0.5"),
+    ("cfg-scale", "1.5"),
+    ("add-gumbel-noise", "true"),
+    ("threshold", "0.8"),
+    ("suffix", "12"),
+    ("refresh-blocks", "2"),
+    ("refresh-steps", "3"),
+    ("confidence", "without-mask"),
+    ("shift-logits", "true"),
+    ("mask-id", "4"),
+    ("logits-eos-inf", "true"),
+    ("confidence-eos-eot-inf", "true"),
+];
+
+#[test]
+fn set_knows_exactly_the_keys_of_the_table() {
+    let keys: Vec<_> = OPTIONS.iter().map(|info| info.key).collect();
+    let values: Vec<_> = VALUES.iter().map(|&(key, _)| key).collect();
+    assert_eq!(keys, values);
+    for (key, value) in VALUES {
+        let mut params = Params::default();
+        params.set(key, value).unwrap();
+        assert_ne!(params, Params::default(), "{key} has no effect");
+    }
+    for key in [
+        "",
+        "Mode",
+        "tau-visible",
+        "draft-threshold",
+        "fill",
+        "final-sweep",
+        "cost",
+        "json",
+        "visual",
+        "steps ",
+    ] {
+        let error = Params::default().set(key, "1").unwrap_err();
+        assert_eq!(error.to_string(), format!("unknown option `{key}`"));
+    }
+}
+
+#[test]
+fn the_defaults_of_the_table_are_the_defaults() {
+    for info in OPTIONS.iter().filter(|info| !info.default.is_empty()) {
+        let set = |base: &str| {
+            let mut params = params(base);
+            params.set(info.key, info.default).unwrap();
+            params.resolve(&traits(false, true), 3, 9)
+        };
+        let (cached, reference) = (set(""), set("mode=reference"));
+        let plain = [params(""), params("mode=reference")]
+            .map(|params| params.resolve(&traits(false, true), 3, 9));
+        assert!(cached == plain[0] || reference == plain[1], "{}", info.key);
+    }
+}
+
+#[test]
+fn values_outside_the_domain_are_refused_in_one_line_that_names_key_and_value() {
+    let common = [
+        "", " ", "nan", "NaN", "-1", "+1", "1x", " 1", "1 ", "0x1", "1,5", "--", "\u{661}",
+    ];
+    for info in OPTIONS {
+        for value in common {
+            let error = Params::default()
+                .set(info.key, value)
+                .expect_err(info.key)
+                .to_string();
+            assert!(
+                error.starts_with(&format!("option `{}`: `{value}` is not ", info.key)),
+                "{error}"
+            );
+            assert!(!error.contains('\n') && !error.ends_with('.'), "{error}");
+        }
+    }
+    let cases: &[(&str, &[&str])] = &[
+        ("mode", &["full", "mbsd", "Cached"]),
+        ("steps", &["0", "1.5", "4294967296", "inf"]),
+        ("eps", &["0", "1", "inf", "1e99", "1e-60"]),
+        ("block-length", &["0", "4294967296"]),
+        ("algorithm", &["5", "00", "Entropy"]),
+        ("alg-temp", &["-0", "inf", "1e39", "infinity"]),
+        ("cfg-scale", &["-0.5", "inf"]),
+        ("add-gumbel-noise", &["yes", "2"]),
+        ("threshold", &["-0.1", "infinity", "1e39", "-inf"]),
+        ("suffix", &["1.5", "some"]),
+        ("refresh-blocks", &["1.0"]),
+        ("refresh-steps", &["1.0"]),
+        ("confidence", &["mask"]),
+        ("shift-logits", &["maybe"]),
+        ("mask-id", &["2147483648"]),
+        ("logits-eos-inf", &["auto"]),
+        ("confidence-eos-eot-inf", &["auto"]),
+    ];
+    for &(key, values) in cases {
+        for value in values {
+            let error = Params::default()
+                .set(key, value)
+                .expect_err(&format!("{key} {value}"));
+            assert!(matches!(error, ParamError::Value { .. }), "{error}");
+        }
+    }
+    let error = Params::default()
+        .set("mode", "full")
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "option `mode`: `full` is not one of the modes there are: reference, cached"
+    );
+}
+
+#[test]
+fn a_refused_value_leaves_the_option_as_it_was() {
+    let mut params = params("threshold=0.5");
+    params.set("threshold", "nan").unwrap_err();
+    assert_eq!(params, self::params("threshold=0.5"));
+}
+
+#[test]
+fn algorithms_have_the_numbers_of_stock_and_the_names_of_the_papers() {
+    let cases = [
+        ("0 origin", Algorithm::Origin),
+        ("1 entropy", Algorithm::Entropy),
+        ("2 margin topk_margin", Algorithm::Margin),
+        ("3 random", Algorithm::Random),
+        (
+            "4 confidence maskgit_plus low_confidence",
+            Algorithm::Confidence,
+        ),
+    ];
+    for (names, expected) in cases {
+        for name in names.split(' ') {
+            let params = params(&format!("mode=reference algorithm={name}"));
+            match params.resolve(&traits(false, true), 1, 1).unwrap().mode {
+                ModeParams::Reference { algorithm, .. } => {
+                    assert_eq!(algorithm, expected, "{name}")
+                }
+                ModeParams::Cached { .. } => panic!("mode=reference"),
+            }
+        }
+    }
+}
+
+fn error(words: &str) -> String {
+    params(words)
+        .resolve(&traits(false, true), 3, 9)
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn options_without_meaning_are_refused_by_name() {
+    for (mode, keys) in [
+        ("reference", "threshold suffix refresh-blocks refresh-steps"),
+        ("cached", "steps eps algorithm alg-temp cfg-scale"),
+    ] {
+        for key in keys.split(' ') {
+            let (_, value) = VALUES.iter().find(|(other, _)| *other == key).unwrap();
+            let expected = format!("option `{key}` has no meaning in mode `{mode}`");
+            assert_eq!(error(&format!("mode={mode} {key}={value}")), expected);
+        }
+        // The others are taken.
+        for (key, value) in VALUES
+            .iter()
+            .filter(|(key, _)| *key != "mode" && !keys.split(' ').any(|k| k == *key))
+        {
+            let words = format!("mode={mode} {key}={value}");
+            let resolved = params(&words).resolve(&traits(false, true), 3, 9);
+            assert!(resolved.is_ok(), "{words}: {resolved:?}");
+        }
+    }
+    for algorithm in ["origin", "random"] {
+        let words = format!("mode=reference alg-temp=0.5 algorithm={algorithm}");
+        assert_eq!(
+            error(&words),
+            format!("option `alg-temp` has no meaning with algorithm `{algorithm}`")
+        );
+        params(&format!("mode=reference alg-temp=0 algorithm={algorithm}"))
+            .resolve(&traits(false, true), 3, 9)
+            .unwrap();
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let expected =
+        "options `eps` and `block-length` exclude each other: they choose different schedules";
+    assert_eq!(error("mode=reference eps=0.1 block-length=8"), expected);
+    assert_eq!(
+        error("mask-id=30"),
+        "mask token 30 is outside the vocabulary of 30 tokens"
+    );
+    let model = ModelTraits {
+        mask: None,
+        n_ctx: 10,
+        ..traits(false, true)
+    };
+    let resolve = |words: &str, n_prompt, n_gen| {
+        params(words)
+            .resolve(&model, n_prompt, n_gen)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        resolve("", 1, 1),
+        Err("the model names no mask token: give option `mask-id`".to_owned())
+    );
+    assert_eq!(resolve("mask-id=3", 4, 6), Ok(()));
+    assert_eq!(resolve("mask-id=3", 0, 1), Ok(()));
+    let context = "prompt of 5 tokens and 6 tokens to generate exceed the context of 10 tokens";
+    assert_eq!(resolve("mask-id=3", 5, 6), Err(context.to_owned()));
+    assert!(
+        resolve("mask-id=3", u32::MAX, 1)
+            .unwrap_err()
+            .contains("exceed the context")
+    );
+    assert_eq!(
+        resolve("mask-id=3", 5, 0),
+        Err("0 tokens to generate: at least 1 is needed".to_owned())
+    );
+}
+
+#[test]
+fn schedules_follow_the_model_and_the_option_given() {
+    let dream = ModelTraits {
+        family: Family::Dream,
+        shift_logits: true,
+        default_block_length: 16,
+        ..traits(true, true)
+    };
+    let llada = traits(false, true);
+    let cases = [
+        (
+            llada,
+            "",
+            Schedule::Blocks {
+                steps: 9,
+                block_length: 32,
+            },
+            Measure::Confidence,
+            true,
+        ),
+        (
+            llada,
+            "block-length=4 steps=5",
+            Schedule::Blocks {
+                steps: 5,
+                block_length: 4,
+            },
+            Measure::Confidence,
+            true,
+        ),
+        (
+            llada,
+            "eps=0.01 algorithm=4",
+            Schedule::Timesteps {
+                steps: 9,
+                eps: 0.01,
+            },
+            Measure::Probability,
+            false,
+        ),
+        (
+            dream,
+            "",
+            Schedule::Timesteps {
+                steps: 9,
+                eps: 1e-3,
+            },
+            Measure::Confidence,
+            false,
+        ),
+        (
+            dream,
+            "algorithm=maskgit_plus",
+            Schedule::Timesteps {
+                steps: 9,
+                eps: 1e-3,
+            },
+            Measure::Probability,
+            false,
+        ),
+        (
+            dream,
+            "algorithm=1 steps=3",
+            Schedule::Timesteps {
+                steps: 3,
+                eps: 1e-3,
+            },
+            Measure::NegEntropy,
+            false,
+        ),
+        (
+            dream,
+            "algorithm=2",
+            Schedule::Timesteps {
+                steps: 9,
+                eps: 1e-3,
+            },
+            Measure::Margin,
+            false,
+        ),
+        (
+            dream,
+            "block-length=4",
+            Schedule::Blocks {
+                steps: 9,
+                block_length: 4,
+            },
+            Measure::Confidence,
+            false,
+        ),
+        (
+            dream,
+            "block-length=4 add-gumbel-noise=1",
+            Schedule::Blocks {
+                steps: 9,
+                block_length: 4,
+            },
+            Measure::Confidence,
+            true,
+        ),
+    ];
+    for (model, words, expected, measure, gumbel_noise) in cases {
+        let resolved = params(&format!("mode=reference {words}"))
+            .resolve(&model, 3, 9)
+            .unwrap();
+        match resolved.mode {
+            ModeParams::Reference { schedule, .. } => assert_eq!(schedule, expected, "{words}"),
+            ModeParams::Cached { .. } => panic!("mode=reference"),
+        }
+        assert_eq!(
+            (resolved.measure, resolved.gumbel_noise),
+            (measure, gumbel_noise),
+            "{words}"
+        );
+        assert_eq!(resolved.shift_logits, model.shift_logits);
+    }
+    let cached = params("shift-logits=false mask-id=4")
+        .resolve(&dream, 3, 9)
+        .unwrap();
+    let expected = ModeParams::Cached {
+        block_length: 16,
+        threshold: 0.9,
+        suffix: Suffix::All,
+        refresh_blocks: 1,
+        refresh_steps: 0,
+    };
+    assert_eq!(
+        (cached.mode, cached.shift_logits, cached.mask),
+        (expected, false, 4)
+    );
+}
