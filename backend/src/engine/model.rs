@@ -55,6 +55,12 @@ impl Model {
         options: &mut LoadOptions<'_>,
     ) -> Result<Arc<Self>, EngineError> {
         let file = ModelFile::open(path)?;
+        if file.tokens().mask.is_none() {
+            log::warn!(
+                "key `tokenizer.ggml.mask_token_id` is missing and no token is `<|mdm_mask|>` or `<|mask|>`: \
+                 the mask token must be given by option `mask-id`"
+            );
+        }
         let mut go_on = true;
         if options.check_tensors {
             file.check_data(&mut |share| {
@@ -143,7 +149,7 @@ fn place(file: &ModelFile, target: Target) -> Result<Option<Placed>, EngineError
         .any(|weight| !weight.data().range().start.is_multiple_of(TENSOR_ALIGNMENT))
     {
         log::warn!(
-            "llada-npu: weights are not aligned to {TENSOR_ALIGNMENT} bytes in the file and are copied"
+            "weights are not aligned to {TENSOR_ALIGNMENT} bytes in the file and are copied"
         );
         return Ok(None);
     }

@@ -94,7 +94,7 @@ impl Session {
         };
         if n_ctx > n_ctx_train {
             log::warn!(
-                "llada-npu: context of {n_ctx} tokens exceeds the {n_ctx_train} the model was trained on"
+                "context of {n_ctx} tokens exceeds the {n_ctx_train} the model was trained on"
             );
         }
         let forwarder = Forwarder::new(model, (params.type_k, params.type_v), n_threads)?;

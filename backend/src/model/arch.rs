@@ -12,6 +12,23 @@ use super::llada::LLADA;
 /// Architectures the engine runs.
 static SUPPORTED: [&ArchSpec; 2] = [&LLADA, &DREAM];
 
+/// Autoregressive architectures whose files may carry diffusion keys: the supported ones under their twins' names, and
+/// what users try most.
+const KNOWN_AUTOREGRESSIVE: [&str; 12] = [
+    "llama",
+    "llama4",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "qwen3moe",
+    "mistral3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "gpt-oss",
+    "deepseek2",
+];
+
 /// Diffusion architectures known by name that the engine does not run.
 const KNOWN_DIFFUSION: [&str; 10] = [
     "llada-moe",
@@ -266,10 +283,11 @@ impl<'a> ArchMetadata<'a> {
         if let Some(&spec) = SUPPORTED.iter().find(|spec| spec.name == name) {
             return Ok(Self { header, spec });
         }
+        let has_diffusion_keys = || header.keys().any(|key| key.starts_with("diffusion."));
+        let is_diffusion = KNOWN_DIFFUSION.contains(&name)
+            || !KNOWN_AUTOREGRESSIVE.contains(&name) && has_diffusion_keys();
         let name = name.to_owned();
-        if KNOWN_DIFFUSION.contains(&name.as_str())
-            || header.keys().any(|key| key.starts_with("diffusion."))
-        {
+        if is_diffusion {
             return Err(ArchError::Unsupported { name });
         }
         Err(ArchError::NotDiffusion { name })

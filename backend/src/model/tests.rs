@@ -213,6 +213,8 @@ fn other_architectures_are_refused_by_name() {
     for name in ["llada-moe", "rnd1", "llada2", "diffusion-gemma", "sdar"] {
         refused(&model(name), LoadErrorKind::Unsupported, &text(name));
     }
+    let twin = model("llama").bool("diffusion.shift_logits", false);
+    assert_eq!(message(&twin).0, LoadErrorKind::NotDiffusion);
     let new = model("made-up").bool("diffusion.shift_logits", true);
     refused(&new, LoadErrorKind::Unsupported, &text("made-up"));
     let none = model("llada").without("general.architecture");
