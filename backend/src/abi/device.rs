@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use llada_npu_ffi::ggml::Api;
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
-use llada_npu_ffi::ggml::plugin::host::Host;
+use llada_npu_ffi::ggml::plugin::host::Host as GgmlHost;
 use llada_npu_ffi::ggml::plugin::view::Node;
 use llada_npu_ffi::ggml::plugin::{DeviceImpl, DeviceMemory};
 use llada_npu_ffi::ggml::types::{Op, OpCodes};
@@ -13,6 +13,8 @@ use llada_npu_ffi::ggml::types::{Op, OpCodes};
 use super::NAME;
 use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
+use crate::device::host::Host;
+use crate::graph::mul_mat_shape;
 use crate::memory::host_memory;
 
 /// The device: kernels of ours, and the host's CPU device for what they do not cover.
@@ -27,7 +29,7 @@ pub struct NpuDevice {
 
 impl NpuDevice {
     /// Opens the device; `None` in a host without a CPU device.
-    pub(super) fn open(host: &Host) -> Option<Self> {
+    pub(super) fn open(host: &GgmlHost) -> Option<Self> {
         let api = host.api();
         let cpu = Device::cpu(api)?;
         let description = format!("CPU kernels, {} threads", default_n_threads());
@@ -42,8 +44,12 @@ impl NpuDevice {
 }
 
 /// Returns the number of threads of an instance that was told none.
-pub(super) fn default_n_threads() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+pub(super) fn default_n_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn is_native_mul_mat(op: Node<'_>) -> bool {
+    mul_mat_shape(op).is_some_and(|shape| shape.check().is_ok())
 }
 
 impl DeviceImpl for NpuDevice {
@@ -71,11 +77,20 @@ impl DeviceImpl for NpuDevice {
             log::error!("host device {} makes no instance", self.cpu.name());
             return None;
         };
-        Some(NpuBackend::new(self.codes, delegate))
+        match Host::new(default_n_threads()) {
+            Ok(accelerator) => Some(NpuBackend::new(self.codes, Box::new(accelerator), delegate)),
+            Err(error) => {
+                log::error!("cannot make an instance: {error}");
+                None
+            }
+        }
     }
 
     fn supports_op(&self, op: Node<'_>) -> bool {
-        matches!(self.codes.classify(op.op_code()), Op::None | Op::View)
-            || self.cpu.supports_op_anywhere(op)
+        match self.codes.classify(op.op_code()) {
+            Op::None | Op::View => true,
+            Op::MulMat if is_native_mul_mat(op) => true,
+            _ => self.cpu.supports_op_anywhere(op),
+        }
     }
 }

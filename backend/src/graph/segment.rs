@@ -63,7 +63,7 @@ pub fn segments(work: &[Work]) -> Vec<Segment> {
 }
 
 /// Element operations that are worth waking another thread of the host for.
-const COST_PER_THREAD: u64 = 1 << 18;
+const COST_PER_THREAD: u64 = 1 << 20;
 
 /// Returns how many of `n_threads` a run of that cost should use: small operations finish before a second thread has
 /// woken.
