@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Usage: scripts/run.sh [ARGUMENT...]
+#
+# Sets up what is missing and runs the patched llama-diffusion-cli with --backend llada-npu. Without arguments it answers
+# three prompts with the model in tests/models; arguments are passed on (that model is used if they name none).
+# Answers go to stdout; forwards, tokens per step and tokens/s to stderr.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+MODEL=$REPO/tests/models/llada-tiny-q8_0.gguf
+
+PROMPTS=(
+    'Sort: 41 17 93 25'
+    'Add: 58 + 67'
+    'Spell: 65024'
+)
+
+# names_model ARGUMENT... : whether the arguments say which model to use, or need none.
+names_model() {
+    local argument
+    for argument in "$@"; do
+        case $argument in
+        -m | --model | --model=* | -mu | --model-url | -dr | --docker-repo | -hf | -hfr | --hf-repo | -h | --help | --usage | --version | --list-devices)
+            return 0
+            ;;
+        esac
+    done
+    return 1
+}
+
+main() {
+    local prompt
+    "$REPO/scripts/setup.sh" packages stock patched plugin
+    if ! names_model "$@"; then
+        [[ -f $MODEL ]] || die "$MODEL is missing; scripts/train makes it"
+        set -- -m "$MODEL" "$@"
+    fi
+    if (($# > 2)) || [[ $1 != -m ]]; then
+        exec "$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu "$@"
+    fi
+    for prompt in "${PROMPTS[@]}"; do
+        printf '> %s\n' "$prompt" >&2
+        "$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu "$@" -n 96 -p "$prompt"
+    done
+}
+
+main "$@"

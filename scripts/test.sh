@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Usage: scripts/test.sh [STAGE...]
+#
+# Sets up what is missing and runs every test. Each stage prints how long it took; the last line is the sum of all runners.
+# Stages, in this order: setup check light reference host tools. With arguments only these run.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+STAGES=(setup check light reference host tools)
+
+passed=0
+failed=0
+skipped=0
+summary=()
+
+run_setup() {
+    "$REPO/scripts/setup.sh" packages python stock patched plugin cli valgrind
+}
+
+run_check() {
+    "$REPO/scripts/check.sh"
+}
+
+run_light() {
+    cargo test --release -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
+}
+
+run_reference() {
+    "$PYTHON" -m unittest discover -s tests/reference -t tests
+}
+
+run_host() {
+    with_ccache cargo test --release -p llada-npu -p llada-npu-tests
+}
+
+run_tools() {
+    "$PYTHON" -m unittest discover -s tests/tools -t tests
+}
+
+# count LOG : prints "PASSED FAILED SKIPPED", the sum of the closing lines of cargo test, unittest and our scripts.
+count() {
+    awk '
+        /^test result: / {
+            for (i = 1; i < NF; i++) {
+                if ($(i + 1) ~ /^passed/) passed += $i
+                if ($(i + 1) ~ /^failed/) failed += $i
+                if ($(i + 1) ~ /^ignored/) skipped += $i
+            }
+        }
+        /^Ran [0-9]+ tests? in / { ran = $2 }
+        /^(OK|FAILED)( \(.*\))?$/ {
+            bad = value("failures") + value("errors") + value("unexpected successes")
+            passed += ran - bad - value("skipped")
+            failed += bad
+            skipped += value("skipped")
+            ran = 0
+        }
+        /^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$/ { passed += $1; failed += $3; skipped += $5 }
+        END { print passed + 0, failed + 0, skipped + 0 }
+
+        function value(name) {
+            return match($0, name "=[0-9]+") ? substr($0, RSTART + length(name) + 1, RLENGTH - length(name) - 1) + 0 : 0
+        }
+    ' "$1"
+}
+
+# stage NAME : runs one stage and adds up its results; a stage that fails without a failed test counts as one.
+stage() {
+    local name=$1 start=$SECONDS status=0 stage_log seconds p f s
+    stage_log=$(mktemp "$scratch/XXXXXX")
+    printf '\n== %s\n' "$name"
+    (cd "$REPO" && "run_$name") 2>&1 | tee "$stage_log" || status=$?
+    read -r p f s < <(count "$stage_log")
+    ((status == 0 || f > 0)) || f=1
+    passed=$((passed + p))
+    failed=$((failed + f))
+    skipped=$((skipped + s))
+    seconds=$((SECONDS - start))
+    summary+=("$(printf '%-10s %3d:%02d min  %d passed, %d failed, %d skipped.' "$name" $((seconds / 60)) $((seconds % 60)) "$p" "$f" "$s")")
+    ((f == 0))
+}
+
+main() {
+    local name
+    case ${1-} in
+    -h | --help) usage && return ;;
+    esac
+    (($#)) || set -- "${STAGES[@]}"
+    for name in "$@"; do
+        [[ " ${STAGES[*]} " == *" $name "* ]] || die "unknown stage '$name'; see --help"
+    done
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+
+    for name in "$@"; do
+        # nothing works without its parts
+        stage "$name" || [[ $name != setup ]] || break
+    done
+    printf '\n'
+    printf '%s\n' "${summary[@]}"
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    ((failed == 0))
+}
+
+main "$@"
