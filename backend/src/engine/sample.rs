@@ -289,16 +289,13 @@ impl Sampler {
 
     /// Returns the lowest id with this logit, which is that of some id.
     fn first(&self, logit: f32) -> usize {
-        self.logits
-            .iter()
-            .position(|&other| other == logit)
-            .unwrap_or(0)
+        softmax::position(&self.logits, logit).unwrap_or(0)
     }
 
     /// Returns the two largest logits that may be chosen, where the score needs them.
     fn score_margin(&self, drawn: bool) -> (f32, f32) {
         if self.params.measure == Measure::Margin && !drawn {
-            softmax::two_largest(self.logits.iter().copied())
+            softmax::two_largest(&self.logits)
         } else {
             (f32::NEG_INFINITY, f32::NEG_INFINITY)
         }
@@ -419,7 +416,7 @@ impl Sampler {
         match self.params.measure {
             Measure::Confidence | Measure::Probability => narrow(f64::from(weight) / total),
             Measure::Margin => {
-                let (first, second) = softmax::two_largest(weights.iter().copied());
+                let (first, second) = softmax::two_largest(weights);
                 narrow(f64::from(first - second.max(0.0)) / total)
             }
             Measure::NegEntropy => neg_entropy(weights, total, |weight| weight),
@@ -432,7 +429,7 @@ fn neg_entropy(row: &[f32], total: f64, weight: impl Fn(f32) -> f32) -> f32 {
     let scale = narrow(1.0 / total);
     let term = |x: f32| {
         let p = weight(x) * scale;
-        if p > 0.0 { p * (p + 1e-10).ln() } else { 0.0 }
+        p * softmax::ln(p + 1e-10)
     };
     narrow(softmax::sum(row, term))
 }

@@ -38,6 +38,35 @@ pub(super) fn exp(x: f32) -> f32 {
     if x > -87.0 { y * scale } else { 0.0 }
 }
 
+/// Returns `ln x` for a positive, normal `x`; at most 2 ULP off, or `1e-7` near 1.
+#[inline]
+#[expect(
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    reason = "an exponent has 8 bits"
+)]
+pub(super) fn ln(x: f32) -> f32 {
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    /// Bits of sqrt(1/2): the mantissa is taken between it and sqrt(2).
+    const SQRT_HALF: u32 = 0x3f35_04f3;
+    let shifted = x.to_bits().wrapping_sub(SQRT_HALF);
+    let e = ((shifted as i32) >> 23) as f32;
+    let m = f32::from_bits((shifted & 0x007f_ffff) + SQRT_HALF) - 1.0;
+    // Minimax polynomial of (ln(1 + m) - m + m^2 / 2) / m^3 (Cephes logf).
+    let mut p = 7.037_683_6e-2;
+    p = p * m - 1.151_461e-1;
+    p = p * m + 1.167_699_9e-1;
+    p = p * m - 1.242_014_1e-1;
+    p = p * m + 1.424_932_3e-1;
+    p = p * m - 1.666_805_8e-1;
+    p = p * m + 2.000_071_5e-1;
+    p = p * m - 2.499_999_4e-1;
+    p = p * m + 3.333_333e-1;
+    let m2 = m * m;
+    m2 * m * p + e * LN_2_LOW - 0.5 * m2 + m + e * LN_2_HIGH
+}
+
 /// Returns the largest logit (`-inf` for none), or `None` when one is NaN or `+inf`.
 pub(super) fn max(logits: &[f32]) -> Option<f32> {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -79,20 +108,39 @@ pub(super) fn sum(logits: &[f32], f: impl Fn(f32) -> f32) -> f64 {
         .sum()
 }
 
-/// Returns the two largest of some numbers, `-inf` where there are not so many.
-pub(super) fn two_largest(numbers: impl Iterator<Item = f32>) -> (f32, f32) {
-    numbers.fold(
-        (f32::NEG_INFINITY, f32::NEG_INFINITY),
-        |(first, second), x| {
-            if x > first {
-                (x, first)
-            } else if x > second {
-                (first, x)
+/// Returns the index of the first element equal to `x`.
+pub(super) fn position(logits: &[f32], x: f32) -> Option<usize> {
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let found = |chunk: &[f32; LANES]| chunk.iter().fold(false, |found, &y| found | (y == x));
+    // A chunk is searched only where it holds the element: comparing without an exit is several times faster.
+    let start = chunks.iter().position(found).unwrap_or(chunks.len()) * LANES;
+    let tail = if start < logits.len() - rest.len() {
+        &logits[start..]
+    } else {
+        rest
+    };
+    let place = tail.iter().position(|&y| y == x)?;
+    Some(logits.len() - tail.len() + place)
+}
+
+/// Returns the two largest numbers, `-inf` where there are not so many.
+pub(super) fn two_largest(numbers: &[f32]) -> (f32, f32) {
+    let mut first = [f32::NEG_INFINITY; LANES];
+    let mut second = [f32::NEG_INFINITY; LANES];
+    for chunk in numbers.chunks(LANES) {
+        for (lane, &x) in chunk.iter().enumerate() {
+            let loser = if x > first[lane] { first[lane] } else { x };
+            first[lane] = if x > first[lane] { x } else { first[lane] };
+            second[lane] = if loser > second[lane] {
+                loser
             } else {
-                (first, second)
-            }
-        },
-    )
+                second[lane]
+            };
+        }
+    }
+    let mut best: Vec<f32> = first.into_iter().chain(second).collect();
+    best.sort_unstable_by(|a, b| b.total_cmp(a));
+    (best[0], best[1])
 }
 
 #[cfg(test)]
@@ -118,6 +166,51 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(-200.0), 0.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+    }
+
+    #[test]
+    fn ln_is_close_to_the_exact_value() {
+        let mut x = 1e-10f32;
+        while x < 1.5 {
+            let exact = f64::from(x).ln();
+            let bound = 2.0f64.powi(-22) * exact.abs() + 1e-7;
+            assert!(
+                (f64::from(ln(x)) - exact).abs() <= bound,
+                "{x}: {}, {exact}",
+                ln(x)
+            );
+            x *= 1.000_1;
+        }
+        assert_eq!(ln(1.0), 0.0);
+    }
+
+    #[test]
+    fn position_is_that_of_the_first() {
+        for len in [1usize, 15, 16, 17, 33] {
+            for place in 0..len {
+                let mut numbers = vec![-1.0f32; len];
+                numbers[place..].fill(2.0);
+                assert_eq!(position(&numbers, 2.0), Some(place), "{len}");
+            }
+            assert_eq!(position(&vec![-1.0; len], 2.0), None);
+        }
+    }
+
+    #[test]
+    fn two_largest_are_found_wherever_they_are() {
+        for len in [2usize, 15, 16, 17, 33] {
+            for first in 0..len {
+                for second in (0..len).filter(|&second| second != first) {
+                    let mut numbers = vec![-1.0f32; len];
+                    numbers[first] = 3.0;
+                    numbers[second] = 2.0;
+                    assert_eq!(two_largest(&numbers), (3.0, 2.0));
+                    numbers[second] = 3.0;
+                    assert_eq!(two_largest(&numbers), (3.0, 3.0));
+                }
+            }
+        }
+        assert_eq!(two_largest(&[1.0]), (1.0, f32::NEG_INFINITY));
     }
 
     #[test]
