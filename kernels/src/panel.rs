@@ -80,6 +80,11 @@ pub(crate) trait Micro: Copy + Debug + Send + Sync + 'static {
         acc: [&mut [f32]; G],
     );
 
+    /// Writes `acc[r][lane]` to `out[lane * stride + r]`, for 4 values of `r` and up to `LANES` lanes that `out` has.
+    fn store(&self, acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+        store(acc, Self::LANES, 4, n_lanes, out, stride);
+    }
+
     /// Returns the dot products of weight rows with a row packed by itself.
     fn dot(&self, k: usize, weights: [&[u8]; DOT_ROWS], x: &[u8]) -> [f32; DOT_ROWS];
 }
@@ -174,19 +179,32 @@ fn groups<M: Micro>(
     for g0 in (0..n_groups).step_by(block) {
         let n_block = block.min(n_groups - g0);
         let x = &panel[g0 * layout.group_size_bytes..][..n_block * layout.group_size_bytes];
-        let rows = (n_rows - g0 * M::LANES).min(n_block * M::LANES);
         for w0 in (0..weights.n_rows()).step_by(M::MR) {
             let w = weights.slice(w0, M::MR.min(weights.n_rows() - w0));
             let acc = &mut acc[..n_block * group_acc];
             acc.fill(0.0);
             multiply_tile(micro, layout, &w, x, &mut tile, acc);
-            for i in 0..rows {
-                let lane = &acc[i / M::LANES * group_acc + i % M::LANES..];
-                let out = &mut out[(g0 * M::LANES + i) * out_stride + w0..][..w.n_rows()];
-                for (r, out) in out.iter_mut().enumerate() {
-                    *out = lane[r * M::LANES];
+            for (g, acc) in acc.chunks_exact(group_acc).enumerate() {
+                let first = g0 * M::LANES + g * M::LANES;
+                let n_lanes = M::LANES.min(n_rows - first);
+                let out = &mut out[first * out_stride + w0..];
+                for r in (0..w.n_rows()).step_by(4) {
+                    let (acc, out) = (&acc[r * M::LANES..], &mut out[r..]);
+                    match w.n_rows() - r {
+                        4.. => micro.store(acc, n_lanes, out, out_stride),
+                        n => store(acc, M::LANES, n, n_lanes, out, out_stride),
+                    }
                 }
             }
+        }
+    }
+}
+
+/// Writes `acc[r][lane]` to `out[lane * stride + r]`, for `n` values of `r` and `n_lanes` lanes.
+fn store(acc: &[f32], lanes: usize, n: usize, n_lanes: usize, out: &mut [f32], stride: usize) {
+    for lane in 0..n_lanes {
+        for r in 0..n {
+            out[lane * stride + r] = acc[r * lanes + lane];
         }
     }
 }

@@ -65,6 +65,13 @@ pub(super) fn store_f32x16(p: &mut [f32; 16], v: __m512) {
     unsafe { _mm512_storeu_ps(p.as_mut_ptr(), v) }
 }
 
+#[inline]
+#[target_feature(enable = "sse")]
+pub(super) fn store_f32x4(p: &mut [f32; 4], v: __m128) {
+    // SAFETY: the reference is to 4 writable floats, and the instruction takes any alignment.
+    unsafe { _mm_storeu_ps(p.as_mut_ptr(), v) }
+}
+
 /// Returns the bytes of a shorter tail, followed by zeros.
 #[inline]
 pub(super) fn padded<const N: usize>(tail: &[u8]) -> [u8; N] {

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, LINE, reduce_add};
+use super::{LANES, LINE, reduce_add, store_transposed};
 use crate::panel::{DOT_ROWS, Micro};
 use crate::x86_64::mem::*;
 use crate::{F32Rows, WeightType};
@@ -90,6 +90,11 @@ macro_rules! micro {
             ) {
                 // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
                 unsafe { multiply(tile, kc, x, acc) }
+            }
+
+            fn store(&self, acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
+                unsafe { store_transposed(acc, n_lanes, out, stride) }
             }
 
             fn dot(&self, _k: usize, weights: [&[u8]; DOT_ROWS], x: &[u8]) -> [f32; DOT_ROWS] {
