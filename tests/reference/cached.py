@@ -39,9 +39,8 @@ class Options:
 
     `suffix` is "none", "all", "cached" or the number of masks shown behind the block. `refresh_blocks` N refreshes when a
     block begins and N blocks have passed since the last refresh; 0 never; with `refresh_every_step` each step is one.
-    `end_ids`: positions right of the leftmost committed one of these ids leave the rows at once, and the K/V of the cached
-    tail is dropped; what the store already holds of them stays visible. Positions never committed are reported as MASK.
-    Default: no early end.
+    `end_ids`: positions right of the leftmost committed one of these ids leave at once: they are neither rows nor seen, whatever
+    the store holds of them. Positions never committed are reported as MASK. Default: no early end.
     """
 
     n_gen: int
@@ -132,8 +131,7 @@ class Decoder:
     def step(self, masked: np.ndarray, end: int, first: bool, refresh: bool) -> None:
         """One forward and its commits."""
         limit = self.limit()
-        if limit < self.total:
-            self.store.held[limit:] &= self.committed[limit:]
+        self.store.held[limit:] = False
         tail = self.tail(end, first)
         predictors = predictor_rows(self.model, masked)
         rows = set(masked.tolist()) | self.fresh | set(tail) | set(predictors.tolist())

@@ -237,6 +237,15 @@ class CachedTest(unittest.TestCase):
         self.assertEqual(model.asked[1].positions, [3, 4])
         self.assertEqual(result.tokens, [1, EOS, 1, MASK, MASK, MASK])
 
+    def test_nothing_behind_an_end_is_seen(self):
+        def logits(p, t):
+            return peak(EOS if p == 4 else 1, {4: 3.0, 5: 6.0}.get(p, 2.0))
+
+        result, model = self.run_scripted(logits, end_ids=(EOS, EOT), threshold=math.inf, refresh_blocks=0)
+        self.assertEqual(result.commits, [[5], [4], [3]])
+        self.assertEqual(model.asked[1].positions, [3, 4, 5, 6, 7, 8])
+        self.assertEqual((model.asked[2].positions, model.asked[2].n_past), ([3, 4], 3))
+
 
 class RandomModelTest(unittest.TestCase):
     @classmethod
