@@ -8,6 +8,7 @@
 //! | [`context`] | contexts, tensors and the graph builders |
 //! | [`memory`] | tensors with data: static sets and graphs that can run |
 //! | [`plugin`] | our own backend: vtables made of safe traits |
+//! | [`layouts`] | what we share with ggml, for comparison with a C compiler |
 //! | [`log`] | our messages to the host's logger |
 //! | [`backend`] | backend instances and the host's registry |
 //!
@@ -17,6 +18,7 @@
 pub mod api;
 pub mod backend;
 pub mod context;
+pub mod layouts;
 pub mod log;
 pub mod memory;
 pub mod plugin;

@@ -12,21 +12,21 @@ use crate::ggml::sys;
 /// The buffer-type table of API 2.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct BufferTypeIV2 {
-    pub(super) get_name: Option<buffer::GetName>,
-    pub(super) alloc_buffer: Option<buffer::AllocBuffer>,
-    pub(super) get_alignment: Option<buffer::GetSize>,
-    pub(super) get_max_size: Option<buffer::GetSize>,
-    pub(super) get_alloc_size: Option<buffer::GetAllocSize>,
-    pub(super) is_host: Option<buffer::IsHost>,
+pub(in crate::ggml) struct BufferTypeIV2 {
+    pub(in crate::ggml) get_name: Option<buffer::GetName>,
+    pub(in crate::ggml) alloc_buffer: Option<buffer::AllocBuffer>,
+    pub(in crate::ggml) get_alignment: Option<buffer::GetSize>,
+    pub(in crate::ggml) get_max_size: Option<buffer::GetSize>,
+    pub(in crate::ggml) get_alloc_size: Option<buffer::GetAllocSize>,
+    pub(in crate::ggml) is_host: Option<buffer::IsHost>,
 }
 
 /// The buffer type of API 2.
 #[repr(C)]
-pub(super) struct BufferTypeV2 {
-    pub(super) iface: BufferTypeIV2,
-    pub(super) device: sys::ggml_backend_dev_t,
-    pub(super) context: *mut c_void,
+pub(in crate::ggml) struct BufferTypeV2 {
+    pub(in crate::ggml) iface: BufferTypeIV2,
+    pub(in crate::ggml) device: sys::ggml_backend_dev_t,
+    pub(in crate::ggml) context: *mut c_void,
 }
 
 const POINTER: usize = size_of::<*const c_void>();

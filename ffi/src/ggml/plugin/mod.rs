@@ -21,7 +21,7 @@ mod context;
 pub mod delegate;
 mod device;
 pub mod host;
-mod layout;
+pub(super) mod layout;
 mod registry;
 pub mod view;
 
