@@ -49,6 +49,20 @@ impl MappedFile {
         }))
     }
 
+    /// Maps a copy of `bytes`, as if a file held them.
+    #[cfg(test)]
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Arc<Self> {
+        let map = (!bytes.is_empty()).then(|| {
+            let mut map = memmap2::MmapMut::map_anon(bytes.len()).unwrap();
+            map.copy_from_slice(bytes);
+            map.make_read_only().unwrap()
+        });
+        Arc::new(Self {
+            path: "bytes.gguf".into(),
+            map,
+        })
+    }
+
     /// Path the file was opened by.
     pub fn path(&self) -> &Path {
         &self.path

@@ -43,7 +43,10 @@ impl ModelFile {
     /// # Errors
     /// [`LoadError`] names the file and the key, tensor or byte range at fault.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let shards = Shards::open(path)?;
+        Self::of_shards(path, &Shards::open(path)?)
+    }
+
+    fn of_shards(path: &Path, shards: &Shards) -> Result<Self, LoadError> {
         let headers = shards.headers()?;
         let error = |cause: LoadCause| LoadError::new(path, cause);
         let metadata = ArchMetadata::new(&headers.metadata).map_err(|cause| error(cause.into()))?;

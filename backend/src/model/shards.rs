@@ -146,6 +146,12 @@ impl Shards {
         Ok(Self { files })
     }
 
+    /// One file that is mapped already.
+    #[cfg(test)]
+    pub(super) fn of_file(file: Arc<MappedFile>) -> Self {
+        Self { files: vec![file] }
+    }
+
     /// Parses all files and checks them against each other.
     pub(super) fn headers(&self) -> Result<Headers<'_>, LoadError> {
         let count = self.files.len() as u64;

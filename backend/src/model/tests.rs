@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use super::gguf::GgmlType;
 use super::gguf::builder::Builder;
+use super::gguf::fuzz::fuzz;
+use super::mapped_file::MappedFile;
 use super::*;
 
 const N_EMBD: u64 = 8;
@@ -399,4 +401,24 @@ fn invalid_numbers_are_found_on_demand() {
             .ends_with("tensor `blk.1.ffn_up.weight`: invalid number in block 5 of type f32")
     );
     assert!(file.check_data(&mut |_| false).is_ok());
+}
+
+#[test]
+fn changed_bytes_of_a_model_never_panic() {
+    let sound = model("llada").build();
+    fuzz(&sound, 5_000, |bytes| {
+        let file = MappedFile::of_bytes(bytes);
+        let path = file.path().to_owned();
+        match ModelFile::of_shards(&path, &Shards::of_file(file)) {
+            Err(error) => {
+                assert!(!error.to_string().contains('\n'), "{error}");
+                false
+            }
+            Ok(model) => {
+                let _checked = model.check_data(&mut |_| true);
+                let n_bytes: usize = model.weights().all().iter().map(|w| w.data().len()).sum();
+                n_bytes <= bytes.len()
+            }
+        }
+    });
 }

@@ -44,4 +44,6 @@ pub const DEFAULT_ALIGNMENT: u32 = 32;
 #[cfg(test)]
 pub(crate) mod builder;
 #[cfg(test)]
+pub(crate) mod fuzz;
+#[cfg(test)]
 mod tests;
