@@ -11,9 +11,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 MODEL=$REPO/tests/models/llada-tiny-q8_0.gguf
 
 PROMPTS=(
-    'Sort: 41 17 93 25'
-    'Add: 58 + 67'
-    'Spell: 65024'
+    'Add: 577 + 321'
+    'Zoe has 9 apples. Mia has 3 more than Zoe. How many apples in all?'
+    'JSON: Bob, age 55, lives in Seoul, likes films, owns 12 pens'
 )
 
 # names_model ARGUMENT... : whether the arguments say which model to use, or need none.
