@@ -85,7 +85,7 @@ impl<'a> ArchMetadata<'a> {
         let has_diffusion_keys = || header.keys().any(|key| key.starts_with("diffusion."));
         let is_diffusion = KNOWN_DIFFUSION.contains(&name)
             || !KNOWN_AUTOREGRESSIVE.contains(&name) && has_diffusion_keys();
-        let name = name.to_owned();
+        let name = name.escape_debug().to_string();
         if is_diffusion {
             return Err(ArchError::Unsupported { name });
         }

@@ -68,9 +68,9 @@ pub enum GgufError {
         /// Its length, in bytes.
         len: u64,
     },
-    /// A key that is not UTF-8.
-    #[error("key {index}: not UTF-8")]
-    KeyUtf8 {
+    /// A key that is not UTF-8, or has control characters.
+    #[error("key {index}: not UTF-8 without control characters")]
+    KeyText {
         /// Number of the key, from 0.
         index: u64,
     },
@@ -132,9 +132,9 @@ pub enum GgufError {
         /// Length of its name, in bytes.
         len: u64,
     },
-    /// A tensor name that is not UTF-8, or has a NUL byte inside.
-    #[error("tensor {index}: name is not UTF-8 without NUL")]
-    NameUtf8 {
+    /// A tensor name that is not UTF-8, or has control characters.
+    #[error("tensor {index}: name is not UTF-8 without control characters")]
+    NameText {
         /// Number of the tensor, from 0.
         index: u64,
     },

@@ -195,7 +195,7 @@ fn metadata<'a>(
             return Err(GgufError::KeyLen { index, len });
         }
         let key = reader.take(len, "a key")?;
-        let key = std::str::from_utf8(key).map_err(|_| GgufError::KeyUtf8 { index })?;
+        let key = printable(key).ok_or(GgufError::KeyText { index })?;
         let value = Value::read(reader, key)?;
         if metadata.insert(key, value).is_some() {
             return Err(GgufError::KeyDuplicate {
@@ -204,6 +204,13 @@ fn metadata<'a>(
         }
     }
     Ok(metadata)
+}
+
+/// Text that can stand in a one-line message, and that C can read: UTF-8 without control characters.
+fn printable(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes)
+        .ok()
+        .filter(|text| !text.contains(char::is_control))
 }
 
 fn alignment(metadata: &HashMap<&str, Value<'_>>) -> Result<u32, GgufError> {
@@ -253,10 +260,9 @@ impl RawTensor {
             return Err(GgufError::NameLen { index, len });
         }
         let name = reader.take(len, "a tensor name")?;
-        let name = std::str::from_utf8(name)
-            .ok()
-            .filter(|name| !name.contains('\0'));
-        let name = name.ok_or(GgufError::NameUtf8 { index })?.to_owned();
+        let name = printable(name)
+            .ok_or(GgufError::NameText { index })?
+            .to_owned();
         let n_dims = reader.u32("a dimension count")?;
         if n_dims == 0 || n_dims as usize > MAX_DIMS {
             return Err(GgufError::DimCount { name, n_dims });

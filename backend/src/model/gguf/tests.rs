@@ -128,7 +128,10 @@ fn keys_and_values_are_refused() {
 
     let mut bad_utf8 = small();
     bad_utf8.kv[0].0 = vec![0xff];
-    assert_eq!(error(&bad_utf8), GgufError::KeyUtf8 { index: 0 });
+    assert_eq!(error(&bad_utf8), GgufError::KeyText { index: 0 });
+
+    bad_utf8.kv[0].0 = b"a\nb".to_vec();
+    assert_eq!(error(&bad_utf8), GgufError::KeyText { index: 0 });
 
     let mut twice = small();
     twice.kv.push(twice.kv[0].clone());
@@ -220,11 +223,11 @@ fn tensors_are_refused() {
     );
     assert_eq!(
         with_tensor(|t| t.name = vec![0x80]),
-        GgufError::NameUtf8 { index: 1 }
+        GgufError::NameText { index: 1 }
     );
     assert_eq!(
         with_tensor(|t| t.name = b"a\0b".to_vec()),
-        GgufError::NameUtf8 { index: 1 }
+        GgufError::NameText { index: 1 }
     );
     assert_eq!(
         with_tensor(|t| t.name = b"a".to_vec()),
