@@ -19,6 +19,7 @@ pub fn plugin() -> PathBuf {
 ///
 /// # Panics
 /// In CI (`CI` is set).
+#[expect(clippy::print_stdout, reason = "a skipped test says so")]
 pub fn skip(test: &str, missing: &str) {
     assert!(
         std::env::var_os("CI").is_none(),
