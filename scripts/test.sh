@@ -15,7 +15,7 @@ skipped=0
 summary=()
 
 run_setup() {
-    "$REPO/scripts/setup.sh" packages python stock patched plugin cli valgrind
+    "$REPO/scripts/setup.sh" packages checkers python stock patched plugin cli valgrind
 }
 
 run_check() {
@@ -31,7 +31,7 @@ run_reference() {
 }
 
 run_host() {
-    with_ccache cargo test --release -p llada-npu -p llada-npu-tests
+    with_ccache cargo test --release -p llada-npu -p llada-npu-tests -- --show-output
 }
 
 run_tools() {
@@ -48,6 +48,7 @@ count() {
                 if ($(i + 1) ~ /^ignored/) skipped += $i
             }
         }
+        /^SKIPPED: / { passed--; skipped++ } # the test said that it could not run, and why
         /^Ran [0-9]+ tests? in / { ran = $2 }
         /^(OK|FAILED)( \(.*\))?$/ {
             bad = value("failures") + value("errors") + value("unexpected successes")
