@@ -56,8 +56,9 @@ impl Share {
             n,
             n_right,
             accuracy,
-            low: (centre - spread).max(0.0),
-            high: (centre + spread).min(1.0),
+            // Exact at the ends, where rounding would leave a trace.
+            low: if n_right == 0 { 0.0 } else { centre - spread },
+            high: if n_right == n { 1.0 } else { centre + spread },
         }
     }
 }
