@@ -1,7 +1,7 @@
 //! Failures of the C interface, and the line that `last_error` shows.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 
 use thiserror::Error;
 
@@ -123,8 +123,19 @@ const fn engine_status(error: &EngineError) -> Status {
     }
 }
 
+/// Longest line that `last_error` shows, in bytes: a path and what is wrong with it.
+const MAX_LINE_LEN: usize = 6 * 1024;
+
+/// The last failure of a thread.
+struct Last {
+    /// NUL-terminated. Never reallocated, so that pointers stay good until the thread ends, whatever it calls.
+    line: Box<[u8; MAX_LINE_LEN + 1]>,
+    status: Status,
+}
+
 thread_local! {
-    static LAST: RefCell<(CString, Status)> = RefCell::new((CString::default(), Status::Ok));
+    static LAST: RefCell<Last> =
+        RefCell::new(Last { line: Box::new([0; MAX_LINE_LEN + 1]), status: Status::Ok });
 }
 
 /// Keeps a failure for `last_error` and returns its status.
@@ -135,18 +146,21 @@ pub(super) fn remember(failure: &Failure) -> Status {
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    // A line without control characters has no NUL.
-    let line = CString::new(line).unwrap_or_default();
-    LAST.with(|last| *last.borrow_mut() = (line, status));
+    let len = line.floor_char_boundary(MAX_LINE_LEN);
+    LAST.with_borrow_mut(|last| {
+        last.line[..len].copy_from_slice(&line.as_bytes()[..len]);
+        last.line[len] = 0;
+        last.status = status;
+    });
     status
 }
 
-/// The last failure of this thread; "" when there was none. Valid until the next failure on this thread.
+/// The last failure of this thread, "" when there was none: one line, NUL-terminated.
 pub(super) fn last_error() -> *const c_char {
-    LAST.with(|last| last.borrow().0.as_ptr())
+    LAST.with_borrow(|last| last.line.as_ptr().cast())
 }
 
 /// Status of the last failure of this thread.
 pub(super) fn last_status() -> Status {
-    LAST.with(|last| last.borrow().1)
+    LAST.with_borrow(|last| last.status)
 }

@@ -182,3 +182,20 @@ fn a_panic_becomes_a_failure() {
         ("internal error in `entry`, see the log".to_owned(), code)
     );
 }
+
+#[test]
+fn long_lines_are_cut_between_characters() {
+    let failure = Failure::Number {
+        name: "x",
+        value: 1,
+        expected: Box::leak("ä".repeat(10_000).into_boxed_str()),
+    };
+    failure::remember(&failure);
+    let (text, _status) = last();
+    assert!(text.starts_with("`x` is 1, expected ää") && text.ends_with('ä'));
+    assert!(
+        (6 * 1024 - 1..=6 * 1024).contains(&text.len()),
+        "{}",
+        text.len()
+    );
+}
