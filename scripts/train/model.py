@@ -72,28 +72,67 @@ def rope(x, cos, sin):
     return jnp.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(x.shape)
 
 
-def forward(params, tokens, length, config):
+def product(x, weight):
+    """`x @ weight.T` in F32."""
+    return x @ weight.T
+
+
+def bf16_dot(a, b, axes):
+    """Contracts one axis of each matrix: BF16 factors, F32 sums."""
+    return jax.lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), ((axes[:1], axes[1:]), ((), ())),
+                               preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def fast_product(x, weight):
+    """`x @ weight.T` for training: twice as fast on CPUs with BF16 dot products, and so is its gradient in `x`."""
+    return bf16_dot(x, weight, (1, 1))
+
+
+fast_product.defvjp(lambda x, weight: (bf16_dot(x, weight, (1, 1)), (x, weight)),
+                    lambda saved, grad: (bf16_dot(grad, saved[1], (1, 0)), grad.T @ saved[0]))
+
+
+@jax.custom_vjp
+def swiglu(gate, up):
+    return gate * jax.nn.sigmoid(gate) * up
+
+
+def swiglu_forward(gate, up):
+    """Keeps the sigmoid, which the compiler would recompute for each of its uses."""
+    sigmoid = jax.lax.optimization_barrier(jax.nn.sigmoid(gate))
+    return gate * sigmoid * up, (gate, up, sigmoid)
+
+
+def swiglu_backward(saved, grad):
+    gate, up, sigmoid = saved
+    return grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
+
+
+swiglu.defvjp(swiglu_forward, swiglu_backward)
+
+
+def forward(params, tokens, length, config, product=product):
     """Logits `[batch, n_tokens, vocab_size]`; positions at or beyond `length` are hidden from all others."""
     batch, n_tokens = tokens.shape
     heads = (batch, n_tokens, config.n_head, config.head_dim)
     cos, sin = rope_tables(config, n_tokens)
     hidden = jnp.where(jnp.arange(n_tokens)[None, :] < length[:, None], 0.0, -1e9)[:, None, None, :]
-    x = params["token_embd.weight"][tokens]
+    x = params["token_embd.weight"][tokens.reshape(-1)]
     for i in range(config.n_layer):
-        weight = {name: params[f"blk.{i}.{name}.weight"] for name in
-                  ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up",
-                   "ffn_down")}
-        y = rms_norm(x, weight["attn_norm"])
-        qkv = y @ jnp.concatenate((weight["attn_q"], weight["attn_k"], weight["attn_v"])).T
-        q, k, v = (part.reshape(heads) for part in jnp.split(qkv, 3, axis=-1))
+        def weight(name):
+            return params[f"blk.{i}.{name}.weight"]
+
+        y = rms_norm(x, weight("attn_norm"))
+        q, k, v = (product(y, weight(name)).reshape(heads) for name in ("attn_q", "attn_k", "attn_v"))
         q, k = rope(q, cos, sin) * config.head_dim ** -0.5, rope(k, cos, sin)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + hidden
         mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
-        x = x + mixed.reshape(batch, n_tokens, -1) @ weight["attn_output"].T
-        y = rms_norm(x, weight["ffn_norm"])
-        gate, up = jnp.split(y @ jnp.concatenate((weight["ffn_gate"], weight["ffn_up"])).T, 2, axis=-1)
-        x = x + (jax.nn.silu(gate) * up) @ weight["ffn_down"].T
-    return rms_norm(x, params["output_norm.weight"]) @ params["output.weight"].T
+        x = x + product(mixed.reshape(x.shape), weight("attn_output"))
+        y = rms_norm(x, weight("ffn_norm"))
+        x = x + product(swiglu(product(y, weight("ffn_gate")), product(y, weight("ffn_up"))), weight("ffn_down"))
+    logits = product(rms_norm(x, params["output_norm.weight"]), params["output.weight"])
+    return logits.reshape(batch, n_tokens, config.vocab_size)
 
 
 def fake_q4_0(matrix):

@@ -17,12 +17,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tasks
-from model import Config, fake_q4_0, forward, init_params, matrix_shapes
+from model import Config, fake_q4_0, fast_product, forward, init_params, matrix_shapes
 from vocabulary import EOS, MASK, chat_prompt, train_tokenizer
 
-TASK_WEIGHTS = {"add": 3, "word": 3, "sort": 2, "reverse": 2, "spell": 1.5, "json": 1}
+TASK_WEIGHTS = {"add": 4, "word": 4, "sort": 3, "reverse": 1, "spell": 1.5, "json": 1}
 WIDTHS = (48, 64, 96, 128, 160)
 TOKENS_PER_BATCH = 3072
 POOL_SIZE = 8192
@@ -31,7 +32,7 @@ EOS_TAIL_WEIGHT = 0.1
 MUON_LR, ADAM_LR = 0.02, 3e-3
 WARMUP_STEPS = 100
 FINAL_LR_SHARE = 0.02
-LONG_CANVAS_FROM, QUANTISE_FROM = 0.5, 0.67
+LONG_CANVAS_FROM, QUANTISE_FROM = 0.75, 0.75
 CHECKPOINT_EVERY = 500
 
 
@@ -69,8 +70,9 @@ def mask_positions(rng, n, n_text):
 class BatchStream:
     """Draws training canvases and yields them in batches of one width (prompt and answer, rounded up)."""
 
-    def __init__(self, tokenizer, seed):
+    def __init__(self, tokenizer, seed, rows_multiple):
         self.tokenizer = tokenizer
+        self.rows = {width: TOKENS_PER_BATCH // width // rows_multiple * rows_multiple for width in WIDTHS}
         self.rng = random.Random(seed)
         self.mask_rng = np.random.default_rng(seed)
         self.waiting = {width: [] for width in WIDTHS}
@@ -89,13 +91,13 @@ class BatchStream:
 
     def next(self):
         """A batch: tokens in, targets, loss weights, lengths."""
-        ready = [width for width in WIDTHS if len(self.waiting[width]) >= TOKENS_PER_BATCH // width]
+        ready = [width for width in WIDTHS if len(self.waiting[width]) >= self.rows[width]]
         while not ready:
             self.refill()
-            ready = [width for width in WIDTHS if len(self.waiting[width]) >= TOKENS_PER_BATCH // width]
+            ready = [width for width in WIDTHS if len(self.waiting[width]) >= self.rows[width]]
         counts = [len(self.waiting[width]) * width for width in ready]
         width = self.rng.choices(ready, counts)[0]
-        rows = TOKENS_PER_BATCH // width
+        rows = self.rows[width]
         canvases, self.waiting[width] = self.waiting[width][:rows], self.waiting[width][rows:]
         target = np.full((rows, width), EOS, np.int32)
         tokens = np.full((rows, width), EOS, np.int32)
@@ -112,16 +114,19 @@ class BatchStream:
         return tokens, target, weight, length
 
 
-def orthogonalise(stack):
-    """Newton-Schulz iteration of Muon on a stack of matrices."""
+def orthogonalise(stack, mesh):
+    """Newton-Schulz iteration of Muon on a stack of matrices, which the devices share."""
+    padding = -len(stack) % mesh.size
+    stack = jnp.concatenate((stack, jnp.zeros((padding, *stack.shape[1:]))))
+    stack = jax.lax.with_sharding_constraint(stack, NamedSharding(mesh, PartitionSpec("batch")))
     x = stack / (jnp.linalg.norm(stack, axis=(1, 2), keepdims=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.transpose(0, 2, 1)
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x
+    return x[:len(x) - padding]
 
 
-def muon_update(momenta):
+def muon_update(momenta, mesh):
     """Orthogonalised updates; matrices of one shape (up to transposition) share a stack."""
     groups = {}
     for name, value in momenta.items():
@@ -129,7 +134,7 @@ def muon_update(momenta):
     updates = {}
     for shape, names in groups.items():
         flips = [momenta[name].shape != shape for name in names]
-        stack = orthogonalise(jnp.stack([momenta[n].T if flip else momenta[n] for n, flip in zip(names, flips)]))
+        stack = orthogonalise(jnp.stack([momenta[n].T if flip else momenta[n] for n, flip in zip(names, flips)]), mesh)
         for name, flip, update in zip(names, flips, stack):
             rows, cols = momenta[name].shape
             updates[name] = (update.T if flip else update) * max(1, rows / cols) ** 0.5
@@ -141,15 +146,15 @@ def init_state(params):
     return {"momentum": zeros, "second": {name: jnp.zeros_like(value) for name, value in params.items()}}
 
 
-@partial(jax.jit, static_argnames=("config",), donate_argnums=(0, 1))
-def train_step(params, state, batch, step, lr_share, quantise, config):
+@partial(jax.jit, static_argnames=("config", "mesh"), donate_argnums=(0, 1))
+def train_step(params, state, batch, step, lr_share, quantise, config, mesh):
     tokens, target, weight, length = batch
     matrices = matrix_shapes(config).keys()
 
     def loss_of(params):
         used = {name: jnp.where(quantise, fake_q4_0(value), value) if name in matrices else value
                 for name, value in params.items()}
-        log_probs = jax.nn.log_softmax(forward(used, tokens, length, config))
+        log_probs = jax.nn.log_softmax(forward(used, tokens, length, config, fast_product))
         picked = jnp.take_along_axis(log_probs, target[..., None], axis=-1)[..., 0]
         return -(picked * weight).sum() / weight.sum()
 
@@ -159,7 +164,7 @@ def train_step(params, state, batch, step, lr_share, quantise, config):
     for name in matrices:
         momentum[name] = 0.95 * momentum[name] + grads[name]
         nesterov[name] = grads[name] + 0.95 * momentum[name]
-    updates = {name: MUON_LR * update for name, update in muon_update(nesterov).items()}
+    updates = {name: MUON_LR * update for name, update in muon_update(nesterov, mesh).items()}
     for name in params.keys() - matrices:
         momentum[name] = 0.9 * momentum[name] + 0.1 * grads[name]
         second[name] = 0.98 * second[name] + 0.02 * grads[name] ** 2
@@ -208,14 +213,17 @@ def main():
     state = init_state(params)
     if args.resume:
         params, state, first_step = load_checkpoint(args.resume)
-    stream = BatchStream(tokenizer, seed=tasks.SPLIT_SEEDS["train"] + first_step)
+    mesh = Mesh(np.array(jax.devices()), ("batch",))
+    params, state = jax.device_put((params, state), NamedSharding(mesh, PartitionSpec()))
+    stream = BatchStream(tokenizer, tasks.SPLIT_SEEDS["train"] + first_step, rows_multiple=mesh.size)
     print(f"{sum(value.size for value in params.values())} parameters, {args.steps} steps", flush=True)
     started, losses = time.time(), []
     for step in range(first_step, args.steps):
         stream.long_canvases = step >= LONG_CANVAS_FROM * args.steps
         quantise = step >= QUANTISE_FROM * args.steps and step % 2 == 0
-        params, state, loss = train_step(params, state, stream.next(), step + 1.0, lr_share(step, args.steps), quantise,
-                                         config)
+        batch = jax.device_put(stream.next(), NamedSharding(mesh, PartitionSpec("batch")))
+        params, state, loss = train_step(params, state, batch, step + 1.0, lr_share(step, args.steps), quantise,
+                                         config, mesh)
         losses.append(loss)
         if (step + 1) % 100 == 0:
             print(f"step {step + 1} loss {np.mean(losses):.4f} {time.time() - started:.0f} s", flush=True)
