@@ -16,6 +16,9 @@ const N_TENSORS_LAYER: usize = 64;
 /// Upper bound of the tensors outside the layers.
 const N_TENSORS_OUTSIDE: usize = 32;
 
+/// Most memory for the scores of one layer's attention, in bytes.
+const MAX_SCORE_BYTES: u64 = 64 << 20;
+
 /// What decides the shape of a graph: plans with the same key run in the same graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GraphKey {
@@ -218,14 +221,35 @@ impl Builder<'_> {
     }
 
     /// `[n_embd_q, n_rows]`: each row's mixture of the values that it sees.
+    ///
+    /// Two matrix products and a softmax while the scores are small: the products run in our kernels. Beyond
+    /// [`MAX_SCORE_BYTES`], ggml's fused attention, which never holds all scores.
     fn attention(&self, q: &Tensor, kv: &LayerKv) -> Tensor {
         let q = self.ctx.permute(q, [0, 2, 1, 3]);
         let (k, v) = (self.window(&kv.k), self.window(&kv.v));
         #[expect(clippy::cast_precision_loss, reason = "head lengths are small")]
         let scale = 1.0 / (self.hparams.n_embd_head as f32).sqrt();
-        let mixed = self.ctx.flash_attn_ext(&q, &k, &v, &self.mask, scale);
+        let mixed = if self.score_bytes() > MAX_SCORE_BYTES {
+            self.ctx.flash_attn_ext(&q, &k, &v, &self.mask, scale)
+        } else {
+            let scores = self.ctx.mul_mat(&k, &q);
+            let shares = self.ctx.soft_max_ext(&scores, Some(&self.mask), scale, 0.0);
+            let v = self.ctx.cont(&self.ctx.permute(&v, [1, 0, 2, 3]));
+            let mixed = self.ctx.mul_mat(&v, &shares);
+            self.ctx.cont(&self.ctx.permute(&mixed, [0, 2, 1, 3]))
+        };
         self.ctx
             .reshape_2d(&mixed, self.hparams.n_embd_q().into(), self.n_rows())
+    }
+
+    /// Bytes of `[n_kv, n_rows, n_head]` f32.
+    fn score_bytes(&self) -> u64 {
+        let n_kv = self.key.window.end - self.key.window.start;
+        [n_kv, self.key.n_rows, self.hparams.n_head]
+            .map(u64::from)
+            .iter()
+            .product::<u64>()
+            * 4
     }
 
     /// The window of a store tensor as `[n_embd_head, n_kv, n_head_kv]`.

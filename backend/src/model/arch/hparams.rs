@@ -142,13 +142,15 @@ impl ArchMetadata<'_> {
             let value = value
                 .as_str()
                 .ok_or_else(|| key_type(&key, &value, "string"))?;
-            if value == "none" {
-                return Ok(());
+            match value {
+                "none" => return Ok(()),
+                // By the factor 1 of files that do not say it: no scaling.
+                "linear" => {}
+                _ => {
+                    let value = value.escape_debug().to_string();
+                    return Err(ArchError::RopeScaling { key, value });
+                }
             }
-            return Err(ArchError::RopeScaling {
-                key,
-                value: value.escape_debug().to_string(),
-            });
         }
         for suffix in ["rope.scaling.factor", "rope.scale_linear"] {
             let key = self.key(suffix);
