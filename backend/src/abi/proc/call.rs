@@ -17,6 +17,7 @@ use crate::engine::sample::Sampling;
 use crate::engine::{
     self, CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
 };
+use crate::model::gguf::GgmlType;
 
 /// `seed` that asks for a random one.
 const RANDOM_SEED: u32 = u32::MAX;
@@ -162,11 +163,11 @@ fn kv_type(name: &'static str, id: i32) -> Result<KvType, Failure> {
     match id {
         -1 | 1 => Ok(KvType::F16),
         0 => Ok(KvType::F32),
-        _ => Err(Failure::Number {
-            name,
-            value: id.into(),
-            expected: "0 (F32), 1 (F16) or -1 (default)",
-        }),
+        _ => {
+            let ty = u32::try_from(id).ok().and_then(GgmlType::from_id);
+            let ty = ty.map_or_else(|| id.to_string(), |ty| ty.name().to_owned());
+            Err(Failure::KvType { name, ty })
+        }
     }
 }
 

@@ -61,6 +61,14 @@ pub enum Failure {
         /// What would do.
         expected: &'static str,
     },
+    /// A type that the K/V store does not come in.
+    #[error("`{name}` is `{ty}`, expected `f32` or `f16`")]
+    KvType {
+        /// Name of the parameter.
+        name: &'static str,
+        /// ggml's name of the type, or its number.
+        ty: String,
+    },
     /// A string that is not UTF-8.
     #[error("`{name}` is not UTF-8")]
     Utf8 {
@@ -94,6 +102,7 @@ impl Failure {
             Self::Null { .. }
             | Self::StructSize { .. }
             | Self::Number { .. }
+            | Self::KvType { .. }
             | Self::Utf8 { .. }
             | Self::Param(_) => Status::Invalid,
             Self::Poisoned | Self::Panic { .. } | Self::Init(_) => Status::Failed,
