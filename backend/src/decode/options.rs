@@ -283,6 +283,13 @@ pub(super) fn count(key: &'static str, value: &str, least: u32) -> Result<u32, P
     })
 }
 
+/// Parses a number of steps. Steps that commit nothing are counted and not run, but counting takes time too.
+pub(super) fn steps(key: &'static str, value: &str) -> Result<u32, ParamError> {
+    digits(value)
+        .filter(|n| (1..=1_000_000).contains(n))
+        .ok_or_else(|| ParamError::value(key, value, "a whole number, 1 to 1000000"))
+}
+
 /// Parses a finite number that `allowed` accepts; `expected` says which.
 pub(super) fn number(
     key: &'static str,

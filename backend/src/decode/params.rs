@@ -195,7 +195,7 @@ impl Params {
         let key = info.key;
         match key {
             "mode" => self.mode = Some(options::mode(key, value)?),
-            "steps" => self.steps = Some(options::count(key, value, 1)?),
+            "steps" => self.steps = Some(options::steps(key, value)?),
             "eps" => {
                 let open = |n| n > 0.0 && n < 1.0;
                 self.eps = Some(options::number(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::check::MAX_N_ROWS;
 use super::error::EngineError;
 use super::forward::{Forwarder, Logits};
 use super::kv::KvType;
@@ -88,10 +89,18 @@ impl Session {
         }
         let n_ctx_train = model.file().hparams().n_ctx_train;
         let n_ctx = if params.n_ctx == 0 {
-            n_ctx_train
+            n_ctx_train.min(u32::try_from(MAX_N_ROWS).unwrap_or(u32::MAX))
         } else {
             params.n_ctx
         };
+        if usize::try_from(n_ctx).is_ok_and(|n_ctx| n_ctx > MAX_N_ROWS) {
+            let value = n_ctx.to_string();
+            return Err(EngineError::SessionParam {
+                name: "n_ctx",
+                value,
+                expected: "0 to 1048576",
+            });
+        }
         if n_ctx > n_ctx_train {
             log::warn!(
                 "context of {n_ctx} tokens exceeds the {n_ctx_train} the model was trained on"

@@ -86,7 +86,7 @@ fn values_outside_the_domain_are_refused_in_one_line_that_names_key_and_value() 
     }
     let cases: &[(&str, &[&str])] = &[
         ("mode", &["full", "mbsd", "Cached"]),
-        ("steps", &["0", "1.5", "4294967296", "inf"]),
+        ("steps", &["0", "1.5", "1000001", "inf"]),
         ("eps", &["0", "1", "inf", "1e99", "1e-60"]),
         ("block-length", &["0", "4294967296"]),
         ("algorithm", &["5", "00", "Entropy"]),
