@@ -6,6 +6,8 @@ Run with `tests/` in PYTHONPATH. Floats are written as little-endian f32 without
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import json
 import math
 import multiprocessing
@@ -34,9 +36,15 @@ def integers(text: str) -> list[int]:
     return [int(word) for word in text.replace(",", " ").split()]
 
 
+@functools.lru_cache(maxsize=2)
+def load_file(path: str, dtype: type) -> Model:
+    """A model of a file; the last ones are kept for the commands of a `batch`."""
+    return Model.load(path, dtype)
+
+
 def load(args: argparse.Namespace) -> Model:
     """The model of the arguments."""
-    model = Model.load(args.model, np.float64 if args.f64 else np.float32)
+    model = copy.copy(load_file(args.model, np.float64 if args.f64 else np.float32))
     if getattr(args, "shift", None) is not None:
         model.config = replace(model.config, shift_logits=args.shift)
     return model
@@ -213,6 +221,13 @@ def command_corrupt(args: argparse.Namespace) -> None:
     print(json.dumps({"files": len(corrupt.write_all(Path(args.model), Path(args.out)))}))
 
 
+def command_batch(args: argparse.Namespace) -> None:
+    """Runs a list of commands in one process: a JSON array of arguments per line."""
+    for text in Path(args.commands).read_text().splitlines():
+        command = parser().parse_args(json.loads(text))
+        command.run(command)
+
+
 def boolean(text: str) -> bool:
     """`true` or `false`."""
     return {"true": True, "false": False}[text]
@@ -297,6 +312,9 @@ def parser() -> argparse.ArgumentParser:
     add_make_arguments(command("make", command_make, out="GGUF file", reads_model=False))
     command("twin", command_twin, out="GGUF file", computes=False)
     command("corrupt", command_corrupt, out="directory", computes=False)
+    p = commands.add_parser("batch", help=command_batch.__doc__)
+    p.set_defaults(run=command_batch)
+    p.add_argument("--commands", required=True, help="JSON lines")
     return top
 
 

@@ -1,4 +1,13 @@
 //! Harness of the host tests: independent oracles and the files they need.
+//!
+//! * oracles: [`llama`] (stock libllama on the CPU), [`numpy`] (`tests/reference`);
+//! * the code under test: [`engine`];
+//! * [`host`]: the plug-in, the stock tools, small C hosts;
+//! * [`files`]: models and tasks of the repository, changed copies of models; [`text`]: comparing generated texts.
 
+pub mod engine;
+pub mod files;
 pub mod host;
 pub mod llama;
+pub mod numpy;
+pub mod text;

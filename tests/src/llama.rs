@@ -1,6 +1,7 @@
 //! Stock libllama on the CPU, as an oracle: full-sequence logits, and logits over a reused prefix.
 //!
-//! Independent of the engine: nothing here goes through our plug-in, which the tests never register in this process.
+//! Independent of the engine: nothing here goes through our device, which these tests never register, and which would not
+//! be used for a model without offloaded layers.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -34,7 +35,8 @@ unsafe extern "C" fn silent(
 ) {
 }
 
-fn init_once() {
+/// Starts libllama, and with it the ggml of this process; later calls do nothing.
+pub fn init() {
     static INIT: OnceLock<()> = OnceLock::new();
     INIT.get_or_init(|| {
         // SAFETY: the callback is a static function that ignores its arguments.
@@ -51,7 +53,7 @@ impl Llama {
     /// When libllama refuses the file.
     #[must_use]
     pub fn load(path: &Path, n_ctx: u32) -> Self {
-        init_once();
+        init();
         let c_path = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without NUL");
         // SAFETY: a pure function.
         let mut model_params = unsafe { llama::llama_model_default_params() };
@@ -66,8 +68,9 @@ impl Llama {
         params.n_ctx = n_ctx;
         params.n_batch = n_ctx;
         params.n_ubatch = n_ctx;
-        params.n_threads = 2;
-        params.n_threads_batch = 2;
+        // Models are tiny, and tests run beside each other.
+        params.n_threads = 1;
+        params.n_threads_batch = 1;
         params.flash_attn_type = llama::LLAMA_FLASH_ATTN_TYPE_DISABLED;
         params.type_k = llama::GGML_TYPE_F32;
         params.type_v = llama::GGML_TYPE_F32;
@@ -91,6 +94,76 @@ impl Llama {
     #[must_use]
     pub fn n_vocab(&self) -> usize {
         self.n_vocab
+    }
+
+    /// Forgets the K/V of all positions from `first_pos` on, in architectures that have a K/V cache.
+    ///
+    /// # Panics
+    /// When libllama refuses.
+    pub fn forget_from(&mut self, first_pos: usize) {
+        let first_pos = i32::try_from(first_pos).expect("a small position");
+        // SAFETY: the context is alive.
+        let memory = unsafe { llama::llama_get_memory(self.ctx.as_ptr()) };
+        assert!(!memory.is_null(), "the architecture has no K/V cache");
+        // SAFETY: the memory belongs to the context; -1 means the end (llama.h).
+        let removed = unsafe { llama::llama_memory_seq_rm(memory, 0, first_pos, -1) };
+        assert!(removed, "positions from {first_pos} on cannot be removed");
+    }
+
+    /// Returns the tokens of one user message in the model's chat template, up to where the answer starts.
+    ///
+    /// # Panics
+    /// When the model has no template that libllama knows.
+    #[must_use]
+    pub fn chat_prompt(&self, message: &str) -> Vec<i32> {
+        // SAFETY: the model is alive; NULL asks for the default template.
+        let template =
+            unsafe { llama::llama_model_chat_template(self.model.as_ptr(), std::ptr::null()) };
+        assert!(!template.is_null(), "the model has no chat template");
+        let content = CString::new(message).expect("a message without NUL");
+        let chat = llama::llama_chat_message {
+            role: c"user".as_ptr(),
+            content: content.as_ptr(),
+        };
+        let mut text = vec![0_u8; 2 * message.len() + 256];
+        let room = i32::try_from(text.len()).expect("a short message");
+        // SAFETY: template and message are NUL-terminated, the buffer has `room` bytes.
+        let n = unsafe {
+            llama::llama_chat_apply_template(
+                template,
+                &raw const chat,
+                1,
+                true,
+                text.as_mut_ptr().cast(),
+                room,
+            )
+        };
+        let n = usize::try_from(n).expect("libllama knows the template");
+        text.truncate(n);
+        self.tokenize(&text)
+    }
+
+    /// Returns the tokens of a text; control tokens written in it count as such.
+    fn tokenize(&self, text: &[u8]) -> Vec<i32> {
+        // SAFETY: the model is alive.
+        let vocab = unsafe { llama::llama_model_get_vocab(self.model.as_ptr()) };
+        let n_bytes = i32::try_from(text.len()).expect("a short text");
+        let mut tokens = vec![0; text.len() + 8];
+        let room = i32::try_from(tokens.len()).expect("a short text");
+        // SAFETY: text and tokens are as long as said, the vocabulary lives as long as the model.
+        let n = unsafe {
+            llama::llama_tokenize(
+                vocab,
+                text.as_ptr().cast(),
+                n_bytes,
+                tokens.as_mut_ptr(),
+                room,
+                true,
+                true,
+            )
+        };
+        tokens.truncate(usize::try_from(n).expect("a token has at least a byte"));
+        tokens
     }
 
     /// Returns the logits of every row of one bidirectional forward over `tokens` at positions `first_pos…`, as
@@ -142,7 +215,7 @@ impl Llama {
 /// Normalised mean squared error: `sum (a - b)^2 / sum b^2`, `b` the reference.
 ///
 /// # Panics
-/// When the slices differ in length.
+/// When the slices differ in length, or the result is not finite: a NaN would be lost in a maximum.
 #[must_use]
 pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "same length");
@@ -151,5 +224,7 @@ pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
         error += (f64::from(x) - f64::from(y)).powi(2);
         power += f64::from(y).powi(2);
     }
-    error / power
+    let nmse = error / power;
+    assert!(nmse.is_finite(), "error {error} of power {power}");
+    nmse
 }

@@ -1,0 +1,204 @@
+//! The code under test: models and sessions of the engine, on a device of the host that this process is linked with.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ggml_llada_npu::abi;
+use ggml_llada_npu::decode::plan::{ForwardKind, Predict, Row, RowPlan, Slot, Stream};
+use ggml_llada_npu::decode::{Event, Params};
+use ggml_llada_npu::engine::sample::Sampling;
+use ggml_llada_npu::engine::{
+    Control, KvType, LoadOptions, Model, RunReport, Session, SessionParams, Target,
+};
+use llada_npu_ffi::ggml::Api;
+use llada_npu_ffi::ggml::backend::Device;
+
+use crate::llama;
+
+/// Returns our device.
+///
+/// # Panics
+/// When this process's ggml cannot serve it.
+#[must_use]
+pub fn target() -> Target {
+    llama::init();
+    let api = Api::get().expect("this process has a ggml");
+    let device = abi::device().expect("this process's ggml serves our device");
+    let buft = abi::buffer_type().expect("the device has a buffer type");
+    Target::new(api, device, buft, None)
+}
+
+/// Returns the host's CPU device: the engine without our kernels.
+///
+/// # Panics
+/// When this process's ggml has none.
+#[must_use]
+pub fn cpu_target() -> Target {
+    llama::init();
+    let api = Api::get().expect("this process has a ggml");
+    let device = Device::cpu(api).expect("the host has a CPU device");
+    let buft = device.buffer_type().expect("the device has a buffer type");
+    Target::new(api, device, buft, None)
+}
+
+/// Loads a model.
+///
+/// # Panics
+/// When the engine refuses it.
+#[must_use]
+pub fn load(path: &Path, target: Target) -> Arc<Model> {
+    let mut options = LoadOptions {
+        check_tensors: true,
+        progress: &mut |_share| true,
+    };
+    Model::load(path, target, &mut options)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Makes a session with f32 K/V, so that nothing is rounded that an oracle does not round.
+///
+/// # Panics
+/// When the engine refuses it.
+#[must_use]
+pub fn session(model: &Arc<Model>, n_threads: u32, sampling: Sampling) -> Session {
+    let params = SessionParams {
+        n_ctx: 512,
+        n_threads,
+        type_k: KvType::F32,
+        type_v: KvType::F32,
+        sampling,
+    };
+    Session::new(Arc::clone(model), params).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Returns a plan in which all rows, at positions 0…, see each other, with the logits of all of them; the first
+/// `n_store` go to the store, the others to scratch.
+///
+/// # Panics
+/// When there are more tokens than positions.
+#[must_use]
+pub fn whole_plan(tokens: &[i32], n_store: u32) -> RowPlan {
+    let n = u32::try_from(tokens.len()).expect("a short sequence");
+    rows_plan(tokens, 0, n_store.min(n))
+}
+
+/// Returns a plan for `tokens` at positions `first_pos…`, with the logits of all of them; positions below `n_store` go to
+/// the store, the others to scratch. All see each other and the store's slots below `first_pos`.
+///
+/// # Panics
+/// When there are more tokens than positions.
+#[must_use]
+#[expect(
+    clippy::single_range_in_vec_init,
+    reason = "streams are lists of ranges"
+)]
+pub fn rows_plan(tokens: &[i32], first_pos: u32, n_store: u32) -> RowPlan {
+    let n = u32::try_from(tokens.len()).expect("a short sequence");
+    let n_scratch = first_pos + n - n_store;
+    let slot = |pos: u32| match pos.checked_sub(n_store) {
+        None => Slot::Store(pos),
+        Some(slot) => Slot::Scratch(slot),
+    };
+    RowPlan {
+        kind: ForwardKind::Step,
+        step: 0,
+        rows: (first_pos..)
+            .zip(tokens)
+            .map(|(pos, &token)| Row {
+                token,
+                pos,
+                stream: 0,
+                kv: Some(slot(pos)),
+            })
+            .collect(),
+        streams: vec![Stream {
+            store: if n_store > 0 {
+                vec![0..n_store]
+            } else {
+                vec![]
+            },
+            scratch: if n_scratch > 0 {
+                vec![0..n_scratch]
+            } else {
+                vec![]
+            },
+        }],
+        predict: (0..n)
+            .map(|row| Predict {
+                pos: first_pos + row,
+                row,
+                uncond_row: None,
+            })
+            .collect(),
+    }
+}
+
+/// Runs a plan; returns the logits of its predictions, in their order.
+///
+/// # Panics
+/// When the engine fails.
+pub fn forward(session: &mut Session, plan: &RowPlan) -> Vec<Vec<f32>> {
+    let logits = session
+        .forward(plan)
+        .unwrap_or_else(|error| panic!("{error}"));
+    plan.predict
+        .iter()
+        .map(|predict| {
+            let row = logits.row(predict.row);
+            row.expect("predicting rows have logits").to_vec()
+        })
+        .collect()
+}
+
+/// What a generation came to.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// Text before the first end token.
+    pub output: Vec<i32>,
+    /// Canvas positions that each forward committed, ascending.
+    pub commits: Vec<Vec<u32>>,
+    /// Counters and times.
+    pub report: RunReport,
+}
+
+/// Parses `key=value` words.
+///
+/// # Panics
+/// When an option or its value is unknown.
+#[must_use]
+pub fn params(options: &str) -> Params {
+    let mut params = Params::default();
+    for option in options.split_whitespace() {
+        let (key, value) = option.split_once('=').expect("key=value");
+        params
+            .set(key, value)
+            .unwrap_or_else(|error| panic!("{option}: {error}"));
+    }
+    params
+}
+
+/// Generates with options written as `key=value` words.
+///
+/// # Panics
+/// When the engine fails.
+pub fn generate(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str) -> Generated {
+    let mut commits = vec![Vec::new()];
+    let mut on_event = |event: &Event, _canvas: &ggml_llada_npu::engine::CanvasView<'_>| {
+        match *event {
+            Event::Committed { pos, .. } => commits.last_mut().expect("not empty").push(pos),
+            Event::Step { .. } => commits.push(Vec::new()),
+            Event::Replaced { .. } | Event::Remasked { .. } | Event::StablePrefix { .. } => {}
+        }
+        Control::Continue
+    };
+    let report = session
+        .generate(prompt, n_gen, &params(options), &mut on_event)
+        .unwrap_or_else(|error| panic!("{options}: {error}"));
+    commits.pop();
+    commits.iter_mut().for_each(|step| step.sort_unstable());
+    Generated {
+        output: session.output().to_vec(),
+        commits,
+        report,
+    }
+}
