@@ -73,6 +73,11 @@ class Answer(unittest.TestCase):
         self.assertIn("check n_prompt=19 n_generate=128", fake().calls)
         self.assertIn("check n_prompt=19 n_generate=21", fake("-c", "40").calls)
 
+    def test_progress_does_not_cut_the_answer_in_one_file(self):
+        done = subprocess.run([TOOL, "-m", model(), "-p", "hi", "--backend", "fake"], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, env=environment(GGML_BACKEND_PATH=str(fake_backend())), check=False)
+        self.assertIn("hello", done.stdout.decode().splitlines())
+
     def test_unwritable_stdout(self):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([TOOL, "-m", model(), "-p", "hi", "--backend", "fake"], stdout=full,
