@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 /// Returns the plug-in that cargo built beside this test.
 ///
@@ -71,16 +72,32 @@ impl Stock {
         self.root.join("build/bin")
     }
 
-    /// Returns a command for one of the tools with the plug-in in `GGML_BACKEND_PATH`, and none of cargo's library paths.
+    /// Returns a command for one of the tools with the plug-in in `GGML_BACKEND_PATH`, none of cargo's library paths, and
+    /// nothing lost of what it writes.
     #[must_use]
     pub fn tool(&self, name: &str) -> Command {
         let mut command = Command::new(self.bin().join(name));
         command
             .env_remove("LD_LIBRARY_PATH")
             .env("GGML_BACKEND_PATH", plugin())
+            .env("LD_PRELOAD", flush_log())
             .stdin(Stdio::null());
         command
     }
+}
+
+/// Returns the library that keeps tools from losing the end of what they write (`fixtures/flush_log.c`).
+fn flush_log() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/flush_log.c");
+        let library = plugin().with_file_name("libflush_log.so");
+        let own = library.with_extension(std::process::id().to_string());
+        compile(&source, Path::new("."), &["-shared", "-fPIC"], &own);
+        // Other tests may be using it.
+        std::fs::rename(&own, &library).expect("a file beside the test");
+        library
+    })
 }
 
 /// Returns the ggml source directory of the API-3 host, from the sources of the crate `llama-cpp-sys-2`.
@@ -168,4 +185,22 @@ pub fn succeed(command: &mut Command) -> Written {
         written.stderr
     );
     written
+}
+
+/// Makes a model with random weights by `tests/reference`, with the arguments of its `make` command.
+///
+/// # Panics
+/// When there is no Python environment, or the arguments are wrong.
+pub fn random_model(arguments: &str, out: &Path) {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let environment = succeed(&mut Command::new(tests.join("../scripts/python-env.sh")));
+    let written = succeed(
+        Command::new(environment.stdout.trim_end())
+            .args(["-m", "reference.cli", "make"])
+            .args(arguments.split_whitespace())
+            .arg("--out")
+            .arg(out)
+            .env("PYTHONPATH", tests),
+    );
+    assert!(out.is_file(), "{written:?}");
 }

@@ -4,16 +4,20 @@
 //! ignores its arguments. The host's public functions are called on canaries; each must reach the slot that the pinned
 //! headers name. Nothing is dereferenced on the way, so that a host with other layouts survives the question.
 
+mod objects;
+
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use super::buffer::PinnedBufferInit;
-use super::layout::{BufferTypeIV2, BufferTypeV2};
 use crate::ggml::api::Api;
 use crate::ggml::context::Context;
 use crate::ggml::sys;
 use crate::ggml::types::Type;
+use objects::{
+    BACKEND, BUFFER, BUFT, Canaries, DEVICE, Padded, REG, buffer_i, canary_tensor, record,
+};
 
 /// What is not where we look for it.
 #[derive(Debug, thiserror::Error)]
@@ -28,51 +32,6 @@ pub(super) enum Mismatch {
     #[error("{0} differs")]
     Field(&'static str),
 }
-
-/// Which slots were called since the last question, and what they answer.
-struct Record {
-    called: Vec<usize>,
-    answer: usize,
-}
-
-static RECORD: Mutex<Record> = Mutex::new(Record {
-    called: Vec::new(),
-    answer: 0,
-});
-
-fn record() -> MutexGuard<'static, Record> {
-    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-extern "C" fn probe<const SLOT: usize>() -> usize {
-    let mut record = record();
-    record.called.push(SLOT);
-    record.answer
-}
-
-/// A probe in the place of a function of any signature.
-macro_rules! slot {
-    ($number:expr) => {{
-        let probe: extern "C" fn() -> usize = probe::<{ $number }>;
-        #[expect(
-            clippy::missing_transmute_annotations,
-            reason = "the target is the type of the slot"
-        )]
-        // SAFETY: the probe reads no arguments and returns in the register of integers, so that a call with other
-        // arguments is harmless in the C calling conventions that we build for, where the caller cleans up.
-        let slot = Some(unsafe { std::mem::transmute::<extern "C" fn() -> usize, _>(probe) });
-        slot
-    }};
-}
-
-// One number per slot: table × 32 + position.
-const BUFT: usize = 0;
-const BUFFER: usize = 32;
-const BACKEND: usize = 64;
-const DEVICE: usize = 96;
-const REG: usize = 128;
-/// Behind a table: what a longer table of the host would call.
-const BEYOND: usize = 160;
 
 /// Asks one public function of the host and checks which slots it called first (debug builds log more names).
 fn expect(
@@ -97,6 +56,9 @@ fn expect(
 
 /// Proves the layouts, or says what differs.
 pub(super) fn check(api: &'static Api, api_version: i32) -> Result<(), Mismatch> {
+    // The probes of all canaries write into one record.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut canaries = Canaries::new();
     canaries.connect();
     check_registry(api, &mut canaries)?;
@@ -106,160 +68,6 @@ pub(super) fn check(api: &'static Api, api_version: i32) -> Result<(), Mismatch>
     check_backend(api, &mut canaries)?;
     check_tensor(api)
 }
-
-/// Probes behind a struct, for a host whose table is longer than ours.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Padded<T> {
-    value: T,
-    beyond: [Option<extern "C" fn() -> usize>; 8],
-}
-
-impl<T> Padded<T> {
-    fn new(value: T) -> Self {
-        Self {
-            value,
-            beyond: [Some(probe::<BEYOND>); 8],
-        }
-    }
-}
-
-/// The objects; boxed so that they stay where they are.
-struct Canaries {
-    reg: Box<Padded<sys::ggml_backend_reg>>,
-    device: Box<Padded<sys::ggml_backend_device>>,
-    buft2: Box<Padded<BufferTypeV2>>,
-    buft3: Box<Padded<sys::ggml_backend_buffer_type>>,
-    backend: Box<Padded<sys::ggml_backend>>,
-}
-
-impl Canaries {
-    fn new() -> Self {
-        Self {
-            reg: Box::new(Padded::new(sys::ggml_backend_reg {
-                api_version: 0,
-                iface: sys::ggml_backend_reg_i {
-                    get_name: slot!(REG),
-                    get_device_count: slot!(REG + 1),
-                    get_device: slot!(REG + 2),
-                    get_proc_address: slot!(REG + 3),
-                },
-                context: ptr::null_mut(),
-            })),
-            device: Box::new(Padded::new(sys::ggml_backend_device {
-                iface: device_i(),
-                reg: ptr::null_mut(),
-                context: ptr::null_mut(),
-            })),
-            buft2: Box::new(Padded::new(BufferTypeV2 {
-                iface: BufferTypeIV2 {
-                    get_name: slot!(BUFT),
-                    alloc_buffer: slot!(BUFT + 1),
-                    get_alignment: slot!(BUFT + 2),
-                    get_max_size: slot!(BUFT + 3),
-                    get_alloc_size: slot!(BUFT + 4),
-                    is_host: slot!(BUFT + 5),
-                },
-                device: ptr::null_mut(),
-                context: ptr::null_mut(),
-            })),
-            buft3: Box::new(Padded::new(sys::ggml_backend_buffer_type {
-                iface: sys::ggml_backend_buffer_type_i {
-                    get_name: slot!(BUFT),
-                    alloc_buffer: slot!(BUFT + 1),
-                    alloc_buffer_n: slot!(BUFT + 6),
-                    get_alignment: slot!(BUFT + 2),
-                    get_max_size: slot!(BUFT + 3),
-                    get_alloc_size: slot!(BUFT + 4),
-                    get_alloc_size_n: slot!(BUFT + 7),
-                    is_host: slot!(BUFT + 5),
-                },
-                device: ptr::null_mut(),
-                context: ptr::null_mut(),
-            })),
-            backend: Box::new(Padded::new(sys::ggml_backend {
-                guid: ptr::null_mut(),
-                iface: backend_i(),
-                device: ptr::null_mut(),
-                context: ptr::null_mut(),
-            })),
-        }
-    }
-
-    fn connect(&mut self) {
-        let device = &raw mut self.device.value;
-        self.device.value.reg = &raw mut self.reg.value;
-        self.buft2.value.device = device;
-        self.buft3.value.device = device;
-        self.backend.value.device = device;
-    }
-
-    fn buft(&mut self, api_version: i32) -> sys::ggml_backend_buffer_type_t {
-        if api_version >= 3 {
-            &raw mut self.buft3.value
-        } else {
-            (&raw mut self.buft2.value).cast()
-        }
-    }
-}
-
-fn device_i() -> sys::ggml_backend_device_i {
-    sys::ggml_backend_device_i {
-        get_name: slot!(DEVICE),
-        get_description: slot!(DEVICE + 1),
-        get_memory: slot!(DEVICE + 2),
-        get_type: slot!(DEVICE + 3),
-        get_props: slot!(DEVICE + 4),
-        init_backend: slot!(DEVICE + 5),
-        get_buffer_type: slot!(DEVICE + 6),
-        get_host_buffer_type: slot!(DEVICE + 7),
-        buffer_from_host_ptr: slot!(DEVICE + 8),
-        supports_op: slot!(DEVICE + 9),
-        supports_buft: slot!(DEVICE + 10),
-        offload_op: slot!(DEVICE + 11),
-        event_new: slot!(DEVICE + 12),
-        event_free: slot!(DEVICE + 13),
-        event_synchronize: slot!(DEVICE + 14),
-    }
-}
-
-fn buffer_i() -> sys::ggml_backend_buffer_i {
-    sys::ggml_backend_buffer_i {
-        free_buffer: slot!(BUFFER),
-        get_base: slot!(BUFFER + 1),
-        init_tensor: slot!(BUFFER + 2),
-        memset_tensor: slot!(BUFFER + 3),
-        set_tensor: slot!(BUFFER + 4),
-        get_tensor: slot!(BUFFER + 5),
-        set_tensor_2d: slot!(BUFFER + 6),
-        get_tensor_2d: slot!(BUFFER + 7),
-        cpy_tensor: slot!(BUFFER + 8),
-        clear: slot!(BUFFER + 9),
-        reset: slot!(BUFFER + 10),
-    }
-}
-
-fn backend_i() -> sys::ggml_backend_i {
-    sys::ggml_backend_i {
-        get_name: slot!(BACKEND),
-        free: slot!(BACKEND + 1),
-        set_tensor_async: slot!(BACKEND + 2),
-        get_tensor_async: slot!(BACKEND + 3),
-        set_tensor_2d_async: slot!(BACKEND + 4),
-        get_tensor_2d_async: slot!(BACKEND + 5),
-        cpy_tensor_async: slot!(BACKEND + 6),
-        synchronize: slot!(BACKEND + 7),
-        graph_plan_create: slot!(BACKEND + 8),
-        graph_plan_free: slot!(BACKEND + 9),
-        graph_plan_update: slot!(BACKEND + 10),
-        graph_plan_compute: slot!(BACKEND + 11),
-        graph_compute: slot!(BACKEND + 12),
-        event_record: slot!(BACKEND + 13),
-        event_wait: slot!(BACKEND + 14),
-        graph_optimize: slot!(BACKEND + 15),
-    }
-}
-
 /// Asks about one slot: the public function's name, the slot's name, its number, the answer, the call.
 macro_rules! ask {
     ($api:expr, $function:ident, $slot:literal, $number:expr, $answer:expr, ($($arg:expr),*) as $ret:ident) => {
@@ -676,25 +484,5 @@ fn check_tensor(api: &'static Api) -> Result<(), Mismatch> {
         Ok(())
     } else {
         Err(Mismatch::Field("struct ggml_tensor"))
-    }
-}
-
-/// A row of eight f32.
-fn canary_tensor(buffer: sys::ggml_backend_buffer_t, data: *mut c_void) -> sys::ggml_tensor {
-    sys::ggml_tensor {
-        type_: sys::GGML_TYPE_F32,
-        buffer,
-        ne: [8, 1, 1, 1],
-        nb: [4, 32, 32, 32],
-        op: 0,
-        op_params: [0; 16],
-        flags: 0,
-        src: [ptr::null_mut(); 10],
-        view_src: ptr::null_mut(),
-        view_offs: 0,
-        data,
-        name: [0; 64],
-        extra: ptr::null_mut(),
-        padding: [0; 8],
     }
 }

@@ -1,0 +1,269 @@
+//! Stock, unpatched llama.cpp tools with `--device llada-npu`: each does what it does on the CPU.
+
+#![expect(clippy::unwrap_used, reason = "a failing test panics")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use llada_npu_tests::host::{Stock, random_model, skip, stock, succeed};
+
+const CPU: &str = "none";
+const NPU: &str = "llada-npu";
+
+/// Returns a random model, made once per run of this file.
+fn model(name: &str, arguments: &str) -> PathBuf {
+    static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stock_host-{name}.gguf"));
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if made.insert(path.clone()) {
+        random_model(arguments, &path);
+    }
+    path
+}
+
+/// An autoregressive model whose text does not hang on the last bit of a sum.
+fn llama() -> PathBuf {
+    model(
+        "llama",
+        "--arch llama --type F32 --shape small --context 2048",
+    )
+}
+
+fn llada() -> PathBuf {
+    model(
+        "llada",
+        "--arch llada --type F32 --shape small --context 2048",
+    )
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Runs a tool on a device and returns the text it generates.
+fn output(stock: &Stock, tool: &str, device: &str, arguments: &[&str]) -> String {
+    let mut command = stock.tool(tool);
+    command.args(arguments).args(["--device", device]);
+    let written = succeed(&mut command);
+    match tool {
+        // The answer is the last message of its log.
+        "llama-diffusion-cli" => {
+            let (_, answer) = written.stderr.rsplit_once(" I \n").unwrap();
+            answer.to_owned()
+        }
+        _ => written.stdout,
+    }
+}
+
+/// Asserts that a tool writes the same on both devices, and returns it.
+fn assert_same_text(stock: &Stock, tool: &str, arguments: &[&str]) -> String {
+    let cpu = output(stock, tool, CPU, arguments);
+    let npu = output(stock, tool, NPU, arguments);
+    assert!(!cpu.trim().is_empty(), "{tool} {arguments:?}");
+    assert_eq!(cpu, npu, "{tool} {arguments:?}");
+    cpu
+}
+
+#[test]
+fn tools_list_the_device() {
+    let Some(stock) = stock("tools_list_the_device") else {
+        return;
+    };
+    for tool in ["llama-bench", "llama-diffusion-cli", "llama-completion"] {
+        let written = succeed(stock.tool(tool).arg("--list-devices"));
+        assert!(
+            written.stdout.contains("llada-npu: "),
+            "{tool}: {written:?}"
+        );
+    }
+}
+
+#[test]
+fn generation_with_every_kv_type_is_that_of_the_cpu() {
+    let Some(stock) = stock("generation_with_every_kv_type_is_that_of_the_cpu") else {
+        return;
+    };
+    let llama = llama();
+    for kv in [
+        "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1",
+    ] {
+        #[rustfmt::skip]
+        assert_same_text(&stock, "llama-completion", &[
+            "-m", text(&llama), "-p", "hello there", "-no-cnv", "-n", "40", "--temp", "0", "--ignore-eos",
+            "-t", "1", "-fa", "on", "-ctk", kv, "-ctv", kv,
+        ]);
+    }
+}
+
+#[test]
+fn generation_through_context_shifts_is_that_of_the_cpu() {
+    let Some(stock) = stock("generation_through_context_shifts_is_that_of_the_cpu") else {
+        return;
+    };
+    let llama = llama();
+    #[rustfmt::skip]
+    let text = assert_same_text(&stock, "llama-completion", &[
+        "-m", text(&llama), "-p", "hello there", "-no-cnv", "-c", "256", "-n", "420", "--context-shift",
+        "--temp", "0", "--ignore-eos", "-t", "1",
+    ]);
+    assert!(text.len() > 420, "{text:?}");
+}
+
+#[test]
+fn quantised_weights_generate_as_on_the_cpu() {
+    let Some(stock) = stock("quantised_weights_generate_as_on_the_cpu") else {
+        return;
+    };
+    for weights in ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS"] {
+        let arguments = format!(
+            "--arch llama --type {weights} --shape small --n-embd 256 --n-ff 512 --context 512"
+        );
+        let path = model(&format!("llama-{weights}"), &arguments);
+        // Repacked weights round differently on the CPU.
+        #[rustfmt::skip]
+        assert_same_text(&stock, "llama-completion", &[
+            "-m", text(&path), "-p", "one", "-no-cnv", "-n", "12", "--temp", "0", "--ignore-eos", "-t", "1",
+            "--no-repack",
+        ]);
+    }
+}
+
+#[test]
+fn diffusion_gives_the_text_of_the_cpu() {
+    let Some(stock) = stock("diffusion_gives_the_text_of_the_cpu") else {
+        return;
+    };
+    let trained = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llada-tiny-f16.gguf");
+    let mut models = vec![llada()];
+    if trained.is_file() {
+        models.push(trained);
+    } else {
+        skip("diffusion_gives_the_text_of_the_cpu", text(&trained));
+    }
+    for model in &models {
+        for seed in ["1", "2"] {
+            #[rustfmt::skip]
+            assert_same_text(&stock, "llama-diffusion-cli", &[
+                "-m", text(model), "-p", "Sort: 29 26 80", "-ub", "64", "--diffusion-steps", "32",
+                "--diffusion-block-length", "32", "--seed", seed, "-t", "1",
+            ]);
+        }
+    }
+}
+
+/// Reads the last perplexity estimate.
+fn perplexity(stock: &Stock, device: &str, arguments: &[&str]) -> f64 {
+    let mut command = stock.tool("llama-perplexity");
+    command.args(arguments).args(["--device", device]);
+    let written = succeed(&mut command);
+    let all = written.stdout + &written.stderr;
+    let estimate = all
+        .split("Final estimate: PPL = ")
+        .nth(1)
+        .unwrap_or_else(|| panic!("no estimate in {all}"));
+    estimate.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn perplexity_is_that_of_the_cpu() {
+    let Some(stock) = stock("perplexity_is_that_of_the_cpu") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    let words: Vec<String> = (1..900).map(|n| n.to_string()).collect();
+    std::fs::write(&file, words.join(" ")).unwrap();
+    let (llama, llada) = (llama(), llada());
+    #[rustfmt::skip]
+    let cases: [&[&str]; 2] = [
+        &["-m", text(&llama), "-f", text(&file), "-t", "1"],
+        &["-m", text(&llada), "-f", text(&file), "-t", "1", "-b", "512", "-ub", "512"],
+    ];
+    for arguments in cases {
+        let cpu = perplexity(&stock, CPU, arguments);
+        let npu = perplexity(&stock, NPU, arguments);
+        assert!(
+            (cpu / npu - 1.0).abs() < 1e-3,
+            "{arguments:?}: {cpu} on the CPU, {npu} on {NPU}"
+        );
+    }
+}
+
+#[test]
+fn bench_runs_with_its_defaults() {
+    let Some(stock) = stock("bench_runs_with_its_defaults") else {
+        return;
+    };
+    let llada = llada();
+    let written = succeed(
+        stock
+            .tool("llama-bench")
+            .args(["-m", text(&llada), "-r", "2"]),
+    );
+    let rows: Vec<&str> = written
+        .stdout
+        .lines()
+        .filter(|line| line.contains(NPU))
+        .collect();
+    assert_eq!(rows.len(), 2, "{written:?}");
+    assert!(rows[0].contains("pp512") && rows[1].contains("tg128"));
+}
+
+#[test]
+fn a_graph_has_no_splits_besides_the_input() {
+    let Some(stock) = stock("a_graph_has_no_splits_besides_the_input") else {
+        return;
+    };
+    let (llama, llada) = (llama(), llada());
+    #[rustfmt::skip]
+    let cases: [(&str, &[&str]); 2] = [
+        ("llama-completion", &["-m", text(&llama), "-p", "a b c", "-no-cnv", "-n", "2", "-c", "256"]),
+        ("llama-diffusion-cli", &[
+            "-m", text(&llada), "-p", "a b c", "-ub", "32", "--diffusion-steps", "1", "--diffusion-block-length", "32",
+        ]),
+    ];
+    for (tool, arguments) in cases {
+        let mut command = stock.tool(tool);
+        command
+            .args(arguments)
+            .args(["--device", NPU, "-t", "1", "-lv", "5"])
+            .env("GGML_SCHED_DEBUG", "2");
+        let written = succeed(&mut command);
+        let all = written.stdout + &written.stderr;
+        let splits: Vec<&str> = all
+            .match_indices("## SPLIT #")
+            .map(|(start, _)| all[start..].split(" # ").next().unwrap())
+            .collect();
+        assert!(!splits.is_empty(), "{tool} shows no splits: {all}");
+        for split in &splits {
+            let expected = ["## SPLIT #0: CPU", "## SPLIT #1: llada-npu"];
+            assert!(expected.contains(split), "{tool}: {split}");
+        }
+        let (_, first) = all.split_once("## SPLIT #0: CPU").unwrap();
+        let (first, _) = first.split_once("## SPLIT #1").unwrap();
+        assert_eq!(first.matches("node #").count(), 1, "{tool}: {first}");
+        assert!(first.contains("GET_ROWS"), "{tool}: {first}");
+    }
+}
+
+#[test]
+fn ggml_finds_no_fault_in_native_products() {
+    let Some(stock) = stock("ggml_finds_no_fault_in_native_products") else {
+        return;
+    };
+    let parameters = "type_a=(f32|f16|q8_0|q4_0),type_b=f32,m=16,n=(1|8),k=256";
+    #[rustfmt::skip]
+    let written = succeed(stock.tool("test-backend-ops").args([
+        "test", "-b", NPU, "-o", "MUL_MAT", "-p", parameters,
+    ]));
+    let line = written
+        .stdout
+        .lines()
+        .find(|line| line.ends_with("tests passed"))
+        .unwrap_or_else(|| panic!("{written:?}"));
+    let (passed, of) = line.trim().split_once('/').unwrap();
+    assert_eq!(passed, of.split(' ').next().unwrap());
+    assert!(passed.parse::<u32>().unwrap() > 50, "{line}");
+    assert!(!written.stdout.contains("not supported"), "{written:?}");
+}
