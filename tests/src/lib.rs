@@ -3,11 +3,15 @@
 //! * oracles: [`llama`] (stock libllama on the CPU), [`numpy`] (`tests/reference`);
 //! * the code under test: [`engine`];
 //! * [`host`]: the plug-in, the stock tools, small C hosts;
+//! * [`program`], [`terminal`]: the command line as its users see it; [`gguf_edit`]: broken copies of a model;
 //! * [`files`]: models and tasks of the repository, changed copies of models; [`text`]: comparing generated texts.
 
 pub mod engine;
 pub mod files;
+pub mod gguf_edit;
 pub mod host;
 pub mod llama;
 pub mod numpy;
+pub mod program;
+pub mod terminal;
 pub mod text;
