@@ -72,6 +72,29 @@ impl Stock {
         self.root.join("build/bin")
     }
 
+    /// Returns a command that runs a tool under valgrind, with the report in `log`; the tool's ggml has no AVX-512, which
+    /// valgrind does not know. `None`, said so, where it was not built.
+    ///
+    /// # Panics
+    /// In CI, when it is missing.
+    #[must_use]
+    pub fn under_valgrind(&self, test: &str, name: &str, log: &Path) -> Option<Command> {
+        let tool = self.root.join("build-noavx512/bin").join(name);
+        if !tool.is_file() || Command::new("valgrind").arg("--version").output().is_err() {
+            skip(test, "valgrind and its ggml (scripts/setup.sh valgrind)");
+            return None;
+        }
+        let mut command = Command::new("valgrind");
+        command
+            .args(["--leak-check=full", "--num-callers=40"])
+            .arg(format!("--log-file={}", log.display()))
+            .arg(tool)
+            .env_remove("LD_LIBRARY_PATH")
+            .env("GGML_BACKEND_PATH", plugin())
+            .stdin(Stdio::null());
+        Some(command)
+    }
+
     /// Returns a command for one of the tools with the plug-in in `GGML_BACKEND_PATH`, none of cargo's library paths, and
     /// nothing lost of what it writes.
     #[must_use]

@@ -47,17 +47,40 @@ pub fn init() {
 }
 
 impl Llama {
-    /// Loads a GGUF with room for `n_ctx` tokens.
+    /// Loads a GGUF with room for `n_ctx` tokens, on the CPU.
     ///
     /// # Panics
     /// When libllama refuses the file.
     #[must_use]
     pub fn load(path: &Path, n_ctx: u32) -> Self {
+        Self::load_with(path, n_ctx, None)
+    }
+
+    /// Loads a GGUF with room for `n_ctx` tokens, all layers on a registered device.
+    ///
+    /// # Panics
+    /// When libllama refuses the file, or there is no such device.
+    #[must_use]
+    pub fn load_on(device: &str, path: &Path, n_ctx: u32) -> Self {
+        let name = CString::new(device).expect("a name without NUL");
+        // SAFETY: reads the registry; the name is NUL-terminated.
+        let raw = unsafe { llama::ggml_backend_dev_by_name(name.as_ptr()) };
+        assert!(!raw.is_null(), "no device {device}");
+        Self::load_with(path, n_ctx, Some(raw))
+    }
+
+    fn load_with(path: &Path, n_ctx: u32, device: Option<llama::ggml_backend_dev_t>) -> Self {
         init();
+        let mut devices = [device.unwrap_or(std::ptr::null_mut()), std::ptr::null_mut()];
         let c_path = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without NUL");
         // SAFETY: a pure function.
         let mut model_params = unsafe { llama::llama_model_default_params() };
-        model_params.n_gpu_layers = 0;
+        if device.is_some() {
+            model_params.devices = devices.as_mut_ptr();
+            model_params.n_gpu_layers = i32::MAX;
+        } else {
+            model_params.n_gpu_layers = 0;
+        }
         // SAFETY: path and parameters are valid during the call.
         let model = unsafe { llama::llama_model_load_from_file(c_path.as_ptr(), model_params) };
         let model =
