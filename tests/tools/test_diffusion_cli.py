@@ -144,9 +144,9 @@ class Options(unittest.TestCase):
             self.assertIn("error: threshold: 2 is above 1\n", result.err)
 
     def test_option_unknown_to_the_backend(self):
-        result = fake("--diffusion-eps", "0.1")
+        result = fake("--diffusion-suffix", "all")
         self.assertEqual((result.code, result.calls), (1, []))
-        self.assertIn("error: --diffusion-eps is not known to the decoding mode of backend 'fake'", result.err)
+        self.assertIn("error: --diffusion-suffix is not known to the decoding mode of backend 'fake'", result.err)
 
     def test_options_of_no_meaning_are_refused_before_loading(self):
         for args in (["-ot", "x=CPU"], ["--override-kv", "a=int:1"], ["--lora", "x.gguf"], ["-fa", "on"], ["--min-p", "0.1"],
@@ -214,13 +214,20 @@ class Models(unittest.TestCase):
         self.assertGreater(len(result.out), 1)
 
     def test_plain_loop_never_aborts(self):
-        for args in ([], ["--diffusion-block-length", "24"], ["--diffusion-steps", "33"], ["--diffusion-steps", "1"],
-                     ["--diffusion-eps", "0.001"]):
-            result = run("-m", model(), "-p", "hi", "-n", "9", "--backend", "fake", *args, backend=fake_backend(),
-                         FAKE_FAIL=f"load:{UNSUPPORTED}:no")
-            # options that the backend does not list are refused, the others run
-            self.assertIn(result.code, (0, 1), result.err)
-            self.assertNotIn("GGML_ASSERT", result.err)
+        lacking = f"load:{UNSUPPORTED}:no"
+        for args in (["--diffusion-block-length", "24"], ["--diffusion-block-length", "2147483647"], ["--diffusion-steps", "33"],
+                     ["--diffusion-steps", "1"], ["--diffusion-steps", "2147483647"], ["--diffusion-eps", "0.001"]):
+            with self.subTest(args):
+                result = fake("-n", "9", *args, FAKE_FAIL=lacking)
+                self.assertEqual(result.code, 0, result.err)
+                self.assertNotEqual(result.out, b"")
+        for args in (["-n", "2147483647"], ["--diffusion-block-length", "-1"], ["--diffusion-steps", "0"],
+                     ["--diffusion-eps", "0.1", "--diffusion-block-length", "8"], ["--diffusion-threshold", "0.9"],
+                     ["--diffusion-algorithm", "entropy"]):
+            with self.subTest(args):
+                result = fake("-n", "9", *args, FAKE_FAIL=lacking)
+                self.assertEqual((result.code, result.out), (1, b""), result.err)
+                self.assertIn("error: ", result.err)
 
     def test_plain_loop_is_greedy_by_default(self):
         failing = f"load:{UNSUPPORTED}:no"
