@@ -53,6 +53,23 @@ pub fn stock(test: &str) -> Option<Stock> {
     None
 }
 
+/// Returns the patched `llama-diffusion-cli` that `scripts/setup.sh` built; `None`, said so, where it did not.
+///
+/// # Panics
+/// In CI, when it is missing.
+#[must_use]
+pub fn patched_tool(test: &str) -> Option<PathBuf> {
+    let tool = cache().join("llama.cpp/patched/build/bin/llama-diffusion-cli");
+    if tool.is_file() {
+        return Some(tool);
+    }
+    skip(
+        test,
+        "patched llama-diffusion-cli (scripts/setup.sh patched)",
+    );
+    None
+}
+
 /// A built llama.cpp tree.
 #[derive(Clone, Debug)]
 pub struct Stock {
