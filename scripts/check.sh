@@ -47,11 +47,11 @@ check_bindings() {
 }
 
 check_clippy() {
-    with_ccache cargo clippy --quiet --release --workspace --all-targets -- -D warnings
+    with_ccache cargo clippy --quiet --locked --release --workspace --all-targets -- -D warnings
 }
 
 check_doc() {
-    RUSTDOCFLAGS='-D warnings' with_ccache cargo doc --quiet --release --workspace --no-deps
+    RUSTDOCFLAGS='-D warnings' with_ccache cargo doc --quiet --locked --release --workspace --no-deps
 }
 
 main() {

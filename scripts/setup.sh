@@ -184,7 +184,7 @@ make_valgrind() {
 
 # The C toolchain names a loadable backend libggml-NAME.so; a Rust library's name cannot hold a dash.
 make_plugin() {
-    (cd "$REPO" && cargo build --quiet --release -p ggml-llada-npu)
+    (cd "$REPO" && cargo build --quiet --locked --release -p ggml-llada-npu)
     local built=$TARGET/release/libggml_llada_npu.so copy
     for copy in "$PLUGIN" "$PATCHED_BIN/${PLUGIN##*/}"; do
         [[ -d ${copy%/*} ]] || continue
@@ -194,7 +194,7 @@ make_plugin() {
 
 # The first build compiles the llama.cpp inside llama-cpp-sys-2.
 make_cli() {
-    (cd "$REPO" && with_ccache cargo build --quiet --release -p llada-npu)
+    (cd "$REPO" && with_ccache cargo build --quiet --locked --release -p llada-npu)
 }
 
 main() {

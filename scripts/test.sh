@@ -23,7 +23,7 @@ run_check() {
 }
 
 run_light() {
-    cargo test --release -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
+    cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
 }
 
 run_reference() {
@@ -31,7 +31,7 @@ run_reference() {
 }
 
 run_host() {
-    with_ccache cargo test --release -p llada-npu -p llada-npu-tests -- --show-output
+    with_ccache cargo test --locked --release --no-fail-fast -p llada-npu -p llada-npu-tests -- --show-output
 }
 
 run_tools() {
