@@ -2,14 +2,10 @@
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Returns the directory of the repository.
-#[must_use]
-pub fn repository() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
+use crate::files;
 
 /// Returns the trained model in F16.
 ///
@@ -17,9 +13,7 @@ pub fn repository() -> &'static Path {
 /// When it is missing: it is part of the repository.
 #[must_use]
 pub fn trained_model() -> PathBuf {
-    let path = repository().join("tests/models/llada-tiny-f16.gguf");
-    assert!(path.is_file(), "{} is missing", path.display());
-    path
+    files::trained("f16").expect("tests/models/llada-tiny-f16.gguf is part of the repository")
 }
 
 /// Returns the program that cargo built beside this test.

@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use llada_npu_tests::files::repository;
 use llada_npu_tests::host;
-use llada_npu_tests::program::{Finished, command, repository, run, trained_model};
+use llada_npu_tests::program::{Finished, command, run, trained_model};
 use llada_npu_tests::terminal;
 use serde_json::Value;
 

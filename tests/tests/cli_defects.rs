@@ -1,7 +1,8 @@
 //! What is wrong in stock llama-diffusion-cli and must be right here; each test says the fault it looks for.
 
+use llada_npu_tests::files::repository;
 use llada_npu_tests::gguf_edit::Gguf;
-use llada_npu_tests::program::{Finished, repository, run, trained_model};
+use llada_npu_tests::program::{Finished, run, trained_model};
 use serde_json::Value;
 
 const PROMPT: &str = "Sort: 41 17 93 25 66";
