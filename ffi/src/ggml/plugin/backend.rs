@@ -91,7 +91,7 @@ unsafe fn context<'a, B: BackendImpl>(backend: sys::ggml_backend_t) -> &'a Backe
 unsafe extern "C" fn get_name<B: BackendImpl>(backend: sys::ggml_backend_t) -> *const c_char {
     // SAFETY: the host calls a table with its own live object, here and in every shim below.
     let context = unsafe { context::<B>(backend) };
-    context.enter("backend.get_name", c"llada-npu".as_ptr(), |state| {
+    context.describe("backend.get_name", c"llada-npu".as_ptr(), |state| {
         state.name.as_ptr()
     })
 }
@@ -109,9 +109,9 @@ unsafe extern "C" fn graph_compute<B: BackendImpl>(
 ) -> sys::ggml_status {
     // SAFETY: see get_name.
     let context = unsafe { context::<B>(backend) };
-    // SAFETY: the host passes a live graph and leaves its tensors to us during the call.
-    let mut graph = unsafe { GraphView::new(context.api, cgraph) };
     context.enter("backend.graph_compute", Status::FAILED.0, |state| {
+        // SAFETY: the host passes a live graph and leaves its tensors to us during the call.
+        let mut graph = unsafe { GraphView::new(context.api, cgraph) };
         let mut instance = state
             .instance
             .lock()

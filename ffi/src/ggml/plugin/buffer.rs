@@ -67,7 +67,7 @@ unsafe extern "C" fn buft_get_name<L: Layout, T: BufferTypeImpl>(
 ) -> *const c_char {
     // SAFETY: the host calls a table with its own object (ggml-backend-impl.h), here and in every shim below.
     let context = unsafe { buft_context::<L, T>(buft) };
-    context.enter("buffer_type.get_name", c"llada-npu".as_ptr(), |t| {
+    context.describe("buffer_type.get_name", c"llada-npu".as_ptr(), |t| {
         t.name().as_ptr()
     })
 }
@@ -90,7 +90,7 @@ unsafe extern "C" fn buft_get_alignment<L: Layout, T: BufferTypeImpl>(
 ) -> usize {
     // SAFETY: see buft_get_name.
     let context = unsafe { buft_context::<L, T>(buft) };
-    context.enter("buffer_type.get_alignment", 64, |t| t.alignment_bytes())
+    context.describe("buffer_type.get_alignment", 64, |t| t.alignment_bytes())
 }
 
 unsafe extern "C" fn buft_get_max_size<L: Layout, T: BufferTypeImpl>(
@@ -98,7 +98,7 @@ unsafe extern "C" fn buft_get_max_size<L: Layout, T: BufferTypeImpl>(
 ) -> usize {
     // SAFETY: see buft_get_name.
     let context = unsafe { buft_context::<L, T>(buft) };
-    context.enter("buffer_type.get_max_size", 0, |t| t.max_size_bytes())
+    context.describe("buffer_type.get_max_size", 0, |t| t.max_size_bytes())
 }
 
 /// Not host memory: a host reads and writes our tensors through the table alone.
@@ -178,7 +178,7 @@ unsafe extern "C" fn free_buffer<B: BufferImpl>(buffer: sys::ggml_backend_buffer
 unsafe extern "C" fn get_base<B: BufferImpl>(buffer: sys::ggml_backend_buffer_t) -> *mut c_void {
     // SAFETY: the host calls a table with its own live object, here and in every shim below.
     let context = unsafe { context::<B>(buffer) };
-    context.enter("buffer.get_base", ptr::null_mut(), |b| {
+    context.describe("buffer.get_base", ptr::null_mut(), |b| {
         b.region().base().as_ptr().cast()
     })
 }
@@ -240,7 +240,7 @@ unsafe extern "C" fn set_tensor_2d<B: BufferImpl>(
     let tensor = unsafe { &*tensor };
     transfer(context, "buffer.set_tensor", |region| {
         for i in 0..n_copies {
-            let to = writable(region, tensor, offset + i * stride_tensor, size)?;
+            let to = writable(region, tensor, row_offset(offset, i, stride_tensor), size)?;
             let from = data.cast::<u8>().wrapping_add(i * stride_data);
             // SAFETY: `to` lies in the region; the host promises `size` readable bytes and that nobody uses `to` now.
             unsafe { ptr::copy(from, to, size) };
@@ -265,7 +265,7 @@ unsafe extern "C" fn get_tensor_2d<B: BufferImpl>(
     let tensor = unsafe { &*tensor };
     transfer(context, "buffer.get_tensor", |region| {
         for i in 0..n_copies {
-            let from = readable(region, tensor, offset + i * stride_tensor, size)?;
+            let from = readable(region, tensor, row_offset(offset, i, stride_tensor), size)?;
             let to = data.cast::<u8>().wrapping_add(i * stride_data);
             // SAFETY: `from` lies in the region; the host promises `size` writable bytes and that nobody writes `from` now.
             unsafe { ptr::copy(from, to, size) };
@@ -322,6 +322,11 @@ enum TransferError {
     },
     #[error("buffer is read-only")]
     ReadOnly,
+}
+
+/// Returns where copy `i` starts; what overflows is outside every buffer.
+fn row_offset(offset: usize, i: usize, stride: usize) -> usize {
+    i.saturating_mul(stride).saturating_add(offset)
 }
 
 /// Runs a slot that returns nothing: a failure is logged and marks the buffer.

@@ -62,6 +62,17 @@ impl<T> Context<T> {
         })
     }
 
+    /// Runs an entry point that describes the object and does no work: it answers even after a failure, since hosts stop
+    /// at a buffer without an address or a device without a name.
+    pub(super) fn describe<R>(
+        &self,
+        entry: &'static str,
+        on_panic: R,
+        body: impl FnOnce(&T) -> R,
+    ) -> R {
+        try_guard(entry, || body(&self.value)).unwrap_or(on_panic)
+    }
+
     /// Refuses all further work.
     pub(super) fn mark_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);

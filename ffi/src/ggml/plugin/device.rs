@@ -56,7 +56,7 @@ unsafe fn context<'a, D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> &'a Device
 unsafe extern "C" fn get_name<D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> *const c_char {
     // SAFETY: the host calls a table with its own object (ggml-backend-impl.h), here and in every shim below.
     let context = unsafe { context::<D>(dev) };
-    context.enter("device.get_name", c"llada-npu".as_ptr(), |s| {
+    context.describe("device.get_name", c"llada-npu".as_ptr(), |s| {
         s.device.name().as_ptr()
     })
 }
@@ -64,7 +64,7 @@ unsafe extern "C" fn get_name<D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> *c
 unsafe extern "C" fn get_description<D: DeviceImpl>(dev: sys::ggml_backend_dev_t) -> *const c_char {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    context.enter("device.get_description", c"".as_ptr(), |s| {
+    context.describe("device.get_description", c"".as_ptr(), |s| {
         s.device.description().as_ptr()
     })
 }
@@ -76,7 +76,7 @@ unsafe extern "C" fn get_memory<D: DeviceImpl>(
 ) {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    let memory = context.enter("device.get_memory", None, |s| Some(s.device.memory()));
+    let memory = context.describe("device.get_memory", None, |s| Some(s.device.memory()));
     if let Some(memory) = memory {
         // SAFETY: the host passes valid out-parameters (ggml-backend.h: ggml_backend_dev_memory).
         unsafe { free.write(memory.free_bytes) };
@@ -95,7 +95,7 @@ unsafe extern "C" fn get_props<D: DeviceImpl>(
 ) {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    let known = context.enter("device.get_props", None, |s| Some(props_of(s.device)));
+    let known = context.describe("device.get_props", None, |s| Some(props_of(s.device)));
     if let Some(known) = known {
         // SAFETY: the host passes a zeroed struct (ggml-backend.cpp) whose front is this one; fields that it appended
         // stay zero.
@@ -143,9 +143,9 @@ unsafe extern "C" fn init_backend<D: DeviceImpl>(
 unsafe extern "C" fn get_buffer_type<D: DeviceImpl>(
     dev: sys::ggml_backend_dev_t,
 ) -> sys::ggml_backend_buffer_type_t {
-    // SAFETY: see get_name. The answer does not depend on the mark of failure: hosts do not expect NULL.
+    // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    context.enter("device.get_buffer_type", ptr::null_mut(), |s| s.buft)
+    context.describe("device.get_buffer_type", ptr::null_mut(), |s| s.buft)
 }
 
 unsafe extern "C" fn supports_op<D: DeviceImpl>(
@@ -154,9 +154,9 @@ unsafe extern "C" fn supports_op<D: DeviceImpl>(
 ) -> bool {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    // SAFETY: the host passes a live tensor with live operands.
-    let node = unsafe { Node::new(context.api, op) };
     context.enter("device.supports_op", false, |s| {
+        // SAFETY: the host passes a live tensor with live operands.
+        let node = unsafe { Node::new(context.api, op) };
         node.operands_reachable(s.buft) && s.device.supports_op(node)
     })
 }

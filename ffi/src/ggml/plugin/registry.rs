@@ -202,7 +202,7 @@ unsafe fn context<'a, R: RegImpl>(reg: sys::ggml_backend_reg_t) -> &'a RegContex
 unsafe extern "C" fn get_name<R: RegImpl>(reg: sys::ggml_backend_reg_t) -> *const c_char {
     // SAFETY: the host calls a table with its own object (ggml-backend-impl.h), here and in every shim below.
     let context = unsafe { context::<R>(reg) };
-    context.enter("reg.get_name", c"llada-npu".as_ptr(), |s| {
+    context.describe("reg.get_name", c"llada-npu".as_ptr(), |s| {
         s.implementation.name().as_ptr()
     })
 }
@@ -217,7 +217,7 @@ unsafe extern "C" fn get_device<R: RegImpl>(
 ) -> sys::ggml_backend_dev_t {
     // SAFETY: see get_name.
     let context = unsafe { context::<R>(reg) };
-    context.enter("reg.get_device", ptr::null_mut(), |s| {
+    context.describe("reg.get_device", ptr::null_mut(), |s| {
         if index == 0 { s.dev } else { ptr::null_mut() }
     })
 }
