@@ -46,7 +46,7 @@ impl Host {
     pub fn with_kernels(n_threads: usize, names: &[String]) -> Result<Self, DeviceError> {
         let kernels = choose(names)?;
         for (name, kernel) in &kernels {
-            log::debug!("llada-npu: mul_mat {}: {name}", kernel.ty().name());
+            log::debug!("mul_mat {}: {name}", kernel.ty().name());
         }
         Ok(Self {
             pool: Pool::new(n_threads)?,

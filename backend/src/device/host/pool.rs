@@ -158,7 +158,7 @@ impl Pool {
         self.shared.wake_parked();
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {
-                log::error!("llada-npu: a thread of the pool ended by a panic");
+                log::error!("a thread of the pool ended by a panic");
             }
         }
         self.shared.stop.store(false, Ordering::SeqCst);
