@@ -71,7 +71,10 @@ class Tally:
 
 
 def run(command):
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT, check=False)
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"{command[0]}: not done after {TIMEOUT} s: is the machine busy with something else?")
 
 
 def stratified(path, n):
