@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use llada_npu_tests::host::{Stock, random_model, skip, stock, succeed};
+use llada_npu_tests::files::trained;
+use llada_npu_tests::host::{Stock, random_model, stock, succeed};
 
 const CPU: &str = "none";
 const NPU: &str = "llada-npu";
@@ -134,13 +135,8 @@ fn diffusion_gives_the_text_of_the_cpu() {
     let Some(stock) = stock("diffusion_gives_the_text_of_the_cpu") else {
         return;
     };
-    let trained = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llada-tiny-f16.gguf");
     let mut models = vec![llada()];
-    if trained.is_file() {
-        models.push(trained);
-    } else {
-        skip("diffusion_gives_the_text_of_the_cpu", text(&trained));
-    }
+    models.extend(trained("f16"));
     for model in &models {
         for seed in ["1", "2"] {
             #[rustfmt::skip]

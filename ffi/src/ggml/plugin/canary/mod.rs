@@ -39,16 +39,16 @@ fn expect(
     slot: &'static str,
     expected: &[usize],
     answer: usize,
-    call: impl FnOnce() -> usize,
-) -> Result<usize, Mismatch> {
+    call: impl FnOnce(),
+) -> Result<(), Mismatch> {
     {
         let mut record = record();
         record.called.clear();
         record.answer = answer;
     }
-    let result = call();
+    call();
     if record().called.starts_with(expected) {
-        Ok(result)
+        Ok(())
     } else {
         Err(Mismatch::Slot { function, slot })
     }
@@ -68,19 +68,14 @@ pub(super) fn check(api: &'static Api, api_version: i32) -> Result<(), Mismatch>
     check_backend(api, &mut canaries)?;
     check_tensor(api)
 }
-/// Asks about one slot: the public function's name, the slot's name, its number, the answer, the call.
+/// Asks about one slot: the public function's name, the slot's name, its number, the answer, the arguments.
 macro_rules! ask {
-    ($api:expr, $function:ident, $slot:literal, $number:expr, $answer:expr, ($($arg:expr),*) as $ret:ident) => {
+    ($api:expr, $function:ident, $slot:literal, $number:expr, $answer:expr, ($($arg:expr),*)) => {
         expect(stringify!($function), $slot, &[$number], $answer, || {
             // SAFETY: every slot of the canaries is a probe; pointers are alive or not dereferenced by the host.
-            let result = unsafe { ($api.$function)($($arg),*) };
-            ask!(@$ret result)
+            unsafe { ($api.$function)($($arg),*) };
         })
     };
-    (@ignored $result:ident) => {{ let _: () = $result; 0 }};
-    (@pointer $result:ident) => { $result as usize };
-    (@number $result:ident) => { usize::try_from($result).unwrap_or(usize::MAX) };
-    (@flag $result:ident) => { usize::from($result) };
 }
 
 /// Something to point at.
@@ -92,21 +87,14 @@ fn name() -> usize {
 
 fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
     let reg = &raw mut canaries.reg.value;
-    ask!(
-        api,
-        ggml_backend_reg_name,
-        "get_name",
-        REG,
-        name(),
-        (reg) as pointer
-    )?;
+    ask!(api, ggml_backend_reg_name, "get_name", REG, name(), (reg))?;
     ask!(
         api,
         ggml_backend_reg_dev_count,
         "get_device_count",
         REG + 1,
         3,
-        (reg) as number
+        (reg)
     )?;
     ask!(
         api,
@@ -114,7 +102,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_device",
         REG + 2,
         0,
-        (reg, 0) as pointer
+        (reg, 0)
     )?;
     ask!(
         api,
@@ -122,7 +110,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_proc_address",
         REG + 3,
         0,
-        (reg, NAME.as_ptr()) as pointer
+        (reg, NAME.as_ptr())
     )?;
 
     let dev = &raw mut canaries.device.value;
@@ -138,7 +126,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_name",
         DEVICE,
         name(),
-        (dev) as pointer
+        (dev)
     )?;
     ask!(
         api,
@@ -146,7 +134,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_description",
         DEVICE + 1,
         name(),
-        (dev) as pointer
+        (dev)
     )?;
     ask!(
         api,
@@ -154,23 +142,16 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_memory",
         DEVICE + 2,
         0,
-        (dev, free, total) as ignored
+        (dev, free, total)
     )?;
-    ask!(
-        api,
-        ggml_backend_dev_type,
-        "get_type",
-        DEVICE + 3,
-        2,
-        (dev) as number
-    )?;
+    ask!(api, ggml_backend_dev_type, "get_type", DEVICE + 3, 2, (dev))?;
     ask!(
         api,
         ggml_backend_dev_get_props,
         "get_props",
         DEVICE + 4,
         0,
-        (dev, props) as ignored
+        (dev, props)
     )?;
     ask!(
         api,
@@ -178,7 +159,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "init_backend",
         DEVICE + 5,
         0,
-        (dev, NAME.as_ptr()) as pointer
+        (dev, NAME.as_ptr())
     )?;
     ask!(
         api,
@@ -186,7 +167,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_buffer_type",
         DEVICE + 6,
         0,
-        (dev) as pointer
+        (dev)
     )?;
     ask!(
         api,
@@ -194,7 +175,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "supports_op",
         DEVICE + 9,
         1,
-        (dev, &raw const tensor) as flag
+        (dev, &raw const tensor)
     )?;
     ask!(
         api,
@@ -202,7 +183,7 @@ fn check_registry(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "supports_buft",
         DEVICE + 10,
         1,
-        (dev, ptr::null_mut()) as flag
+        (dev, ptr::null_mut())
     )?;
     // SAFETY: reads one pointer of a live object.
     let found = unsafe { (api.ggml_backend_dev_backend_reg)(dev) };
@@ -227,7 +208,7 @@ fn check_buffer_type(
         "get_name",
         BUFT,
         name(),
-        (buft) as pointer
+        (buft)
     )?;
     ask!(
         api,
@@ -235,7 +216,7 @@ fn check_buffer_type(
         "alloc_buffer",
         BUFT + 1,
         0,
-        (buft, 64) as pointer
+        (buft, 64)
     )?;
     ask!(
         api,
@@ -243,7 +224,7 @@ fn check_buffer_type(
         "get_alignment",
         BUFT + 2,
         64,
-        (buft) as number
+        (buft)
     )?;
     ask!(
         api,
@@ -251,7 +232,7 @@ fn check_buffer_type(
         "get_max_size",
         BUFT + 3,
         64,
-        (buft) as number
+        (buft)
     )?;
     ask!(
         api,
@@ -259,7 +240,7 @@ fn check_buffer_type(
         "get_alloc_size",
         BUFT + 4,
         size,
-        (buft, &raw const tensor) as number
+        (buft, &raw const tensor)
     )?;
     ask!(
         api,
@@ -267,7 +248,7 @@ fn check_buffer_type(
         "is_host",
         BUFT + 5,
         0,
-        (buft) as flag
+        (buft)
     )?;
     // SAFETY: reads one pointer of a live object.
     let found = unsafe { (api.ggml_backend_buft_get_device)(buft) };
@@ -309,7 +290,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "get_base",
         BUFFER + 1,
         base,
-        (buffer) as pointer
+        (buffer)
     )?;
     ask!(
         api,
@@ -317,7 +298,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "init_tensor",
         BUFFER + 2,
         0,
-        (buffer, a) as number
+        (buffer, a)
     )?;
     ask!(
         api,
@@ -325,7 +306,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "memset_tensor",
         BUFFER + 3,
         0,
-        (a, 0, 0, 8) as ignored
+        (a, 0, 0, 8)
     )?;
     ask!(
         api,
@@ -333,7 +314,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "set_tensor",
         BUFFER + 4,
         0,
-        (a, data, 0, 8) as ignored
+        (a, data, 0, 8)
     )?;
     ask!(
         api,
@@ -341,7 +322,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "get_tensor",
         BUFFER + 5,
         0,
-        (a, data, 0, 8) as ignored
+        (a, data, 0, 8)
     )?;
     ask!(
         api,
@@ -349,7 +330,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "set_tensor_2d",
         BUFFER + 6,
         0,
-        (a, data, 0, 4, 2, 4, 4) as ignored
+        (a, data, 0, 4, 2, 4, 4)
     )?;
     ask!(
         api,
@@ -357,7 +338,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "get_tensor_2d",
         BUFFER + 7,
         0,
-        (a, data, 0, 4, 2, 4, 4) as ignored
+        (a, data, 0, 4, 2, 4, 4)
     )?;
     check_copy(api, a, b)?;
     ask!(
@@ -366,7 +347,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "clear",
         BUFFER + 9,
         0,
-        (buffer, 0) as ignored
+        (buffer, 0)
     )?;
     ask!(
         api,
@@ -374,7 +355,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "reset",
         BUFFER + 10,
         0,
-        (buffer) as ignored
+        (buffer)
     )?;
     ask!(
         api,
@@ -382,7 +363,7 @@ fn check_buffer(api: &Api, buft: sys::ggml_backend_buffer_type_t) -> Result<(), 
         "free_buffer",
         BUFFER,
         0,
-        (buffer) as ignored
+        (buffer)
     )?;
     Ok(())
 }
@@ -398,9 +379,7 @@ fn check_copy(
     expect("ggml_backend_tensor_copy", "cpy_tensor", &called, 0, || {
         // SAFETY: live tensors of one layout; every slot is a probe.
         unsafe { (api.ggml_backend_tensor_copy)(a, b) };
-        0
-    })?;
-    Ok(())
+    })
 }
 
 fn check_backend(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
@@ -411,7 +390,7 @@ fn check_backend(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "get_name",
         BACKEND,
         name(),
-        (backend) as pointer
+        (backend)
     )?;
     ask!(
         api,
@@ -419,7 +398,7 @@ fn check_backend(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         "synchronize",
         BACKEND + 7,
         0,
-        (backend) as ignored
+        (backend)
     )?;
     let called = [BACKEND + 12, BACKEND + 7];
     expect(
@@ -429,18 +408,10 @@ fn check_backend(api: &Api, canaries: &mut Canaries) -> Result<(), Mismatch> {
         0,
         || {
             // SAFETY: every slot is a probe; the host passes the graph on.
-            let status = unsafe { (api.ggml_backend_graph_compute)(backend, ptr::null_mut()) };
-            usize::try_from(status).unwrap_or(usize::MAX)
+            unsafe { (api.ggml_backend_graph_compute)(backend, ptr::null_mut()) };
         },
     )?;
-    ask!(
-        api,
-        ggml_backend_free,
-        "free",
-        BACKEND + 1,
-        0,
-        (backend) as ignored
-    )?;
+    ask!(api, ggml_backend_free, "free", BACKEND + 1, 0, (backend))?;
     // SAFETY: reads one pointer of a live object.
     let found = unsafe { (api.ggml_backend_get_device)(backend) };
     if found == &raw mut canaries.device.value {
