@@ -22,10 +22,7 @@ use crate::llama;
 #[must_use]
 pub fn target() -> Target {
     llama::init();
-    let api = Api::get().expect("this process has a ggml");
-    let device = abi::device().expect("this process's ggml serves our device");
-    let buft = abi::buffer_type().expect("the device has a buffer type");
-    Target::new(api, device, buft, None)
+    abi::target().expect("this process's ggml serves our device")
 }
 
 /// Returns the host's CPU device: the engine without our kernels.

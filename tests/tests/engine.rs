@@ -8,8 +8,8 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
 
 use ggml_llada_npu::abi;
 use ggml_llada_npu::decode::plan::{ForwardKind, Predict, Row, RowPlan, Slot, Stream};
@@ -19,15 +19,10 @@ use ggml_llada_npu::engine::{
 };
 use ggml_llada_npu::model::ModelFile;
 use llada_npu_tests::host::skip;
+use llada_npu_tests::llama;
 
 /// Two ways of computing the same logits may round activations to F16 differently.
 const TOLERANCE: f32 = 0.05;
-
-fn init() {
-    static INIT: Once = Once::new();
-    // SAFETY: called once, before anything of ggml is used.
-    INIT.call_once(|| unsafe { llama_cpp_sys_2::llama_backend_init() });
-}
 
 fn trained(test: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llada-tiny-f16.gguf");
@@ -59,7 +54,7 @@ fn session(model: &Arc<Model>) -> Session {
 /// A session on our device with the trained model.
 fn trained_session(test: &str) -> Option<Session> {
     let path = trained(test)?;
-    init();
+    llama::init();
     Some(session(&load(&path, abi::target().unwrap())))
 }
 
@@ -243,7 +238,7 @@ fn mapped_weights_and_copied_weights_give_the_same_bits() {
     let Some(path) = trained("mapped_weights_and_copied_weights") else {
         return;
     };
-    init();
+    llama::init();
     let mapped = abi::target().unwrap();
     let copied = Target::new(mapped.api(), *mapped.device(), *mapped.buffer_type(), None);
     let all = plan(&tokens(9));
@@ -310,7 +305,7 @@ fn logits_that_are_not_numbers_are_an_error_that_names_the_step() {
     let Some(path) = trained("logits_that_are_not_numbers") else {
         return;
     };
-    init();
+    llama::init();
     let mut bytes = std::fs::read(&path).unwrap();
     let weights = ModelFile::open(&path).unwrap();
     let output = weights.weights().get(weights.weights().output.weight);
@@ -345,7 +340,7 @@ fn loading_is_cancelled_by_its_progress() {
     let Some(path) = trained("loading_is_cancelled") else {
         return;
     };
-    init();
+    llama::init();
     let mut options = LoadOptions {
         check_tensors: true,
         progress: &mut |share| share < 0.5,
@@ -359,7 +354,7 @@ fn every_prefix_of_a_model_file_is_refused() {
     let Some(path) = trained("every_prefix_of_a_model_file") else {
         return;
     };
-    init();
+    llama::init();
     let target = abi::target().unwrap();
     let n_bytes = std::fs::metadata(&path).unwrap().len();
     let dir = tempfile::tempdir().unwrap();
