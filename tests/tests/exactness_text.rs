@@ -105,7 +105,7 @@ fn make(numpy: &mut Numpy, arguments: &str) -> PathBuf {
     path
 }
 
-/// Returns a copy of a model whose EOS and EoT are the two tokens most frequent in `texts`, and these.
+/// Returns a copy of a model whose EOS and EoT are tokens frequent in `texts`, and these.
 fn with_frequent_ends(
     numpy: &Numpy,
     path: &Path,
@@ -120,7 +120,7 @@ fn with_frequent_ends(
     }
     let mut by_count: Vec<_> = counts.into_iter().collect();
     by_count.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-    let ends = [by_count[0].0, by_count[1].0];
+    let ends = [by_count[1].0, by_count[4].0];
     let copy = numpy.path(name);
     for (source, key, end) in [
         (path, "tokenizer.ggml.eos_token_id", ends[0]),
@@ -157,6 +157,12 @@ fn cached_cases(ends: [i32; 2]) -> Vec<Case> {
             Same::Everything,
         ));
     }
+    cases.push(case(
+        24,
+        &format!("--mode cached --block 8 --logits-eos-inf --confidence-eos-eot-inf {ends}"),
+        "mode=cached block-length=8 logits-eos-inf=true confidence-eos-eot-inf=true",
+        Same::Everything,
+    ));
     cases
 }
 
