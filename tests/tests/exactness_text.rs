@@ -173,7 +173,9 @@ fn llada_schedules_give_the_reference_text() {
     let cases = vec![
         reference(40, "--block 16", "block-length=16"),
         reference(40, "--block 16 --steps 10", "block-length=16 steps=10"),
-        reference(37, "--block 8 --steps 25", "block-length=8 steps=25"),
+        // Steps of a block are rounded: up, and from the half up.
+        reference(37, "--block 8 --steps 27", "block-length=8 steps=27"),
+        reference(32, "--block 16 --steps 5", "block-length=16 steps=5"),
         reference(32, "--block 32 --steps 64", "block-length=32 steps=64"),
         reference(23, "--block 50 --steps 7", "block-length=50 steps=7"),
         reference(24, "--block 8 --cfg 1.5", "block-length=8 cfg-scale=1.5"),
