@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
 # Usage: scripts/bindgen.sh [--check]
+#
 # Generates ffi/src/ggml/sys.rs from the ggml headers inside the pinned llama-cpp-sys-2 crate (API 3); with --check it
 # only compares. API 2 differs in one struct, which ffi/src/ggml/plugin describes by hand.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-BINDGEN_VERSION=0.72.1
-cache="${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}"
-bindgen="$cache/tools/bin/bindgen"
+case ${1-} in
+"" | --check) ;;
+-h | --help) usage && exit ;;
+*) die "unknown argument '$1'; see --help" ;;
+esac
+cd "$REPO"
+
+bindgen="$CACHE/tools/bin/bindgen"
 if ! "$bindgen" --version 2>/dev/null | grep -qF "$BINDGEN_VERSION"; then
-    cargo install --quiet --locked bindgen-cli --version "=$BINDGEN_VERSION" --root "$cache/tools"
+    cargo install --quiet --locked bindgen-cli --version "=$BINDGEN_VERSION" --root "$CACHE/tools"
 fi
+mark_used "$CACHE/tools"
 
 manifest=$(cargo metadata --format-version 1 --locked |
     python3 -c 'import json, sys; print(next(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"] == "llama-cpp-sys-2"))')
@@ -44,8 +52,8 @@ functions=$(sed -n 's/^ *fn \([a-z0-9_]*\)(.*/\1/p' ffi/src/ggml/api.rs | paste 
 } > "$out/sys.rs"
 rustfmt --edition 2024 "$out/sys.rs"
 
-if [ "${1:-}" = --check ]; then
-    diff -u ffi/src/ggml/sys.rs "$out/sys.rs" || { echo "bindgen: ffi/src/ggml/sys.rs is not what the headers give" >&2; exit 1; }
+if [[ ${1-} == --check ]]; then
+    diff -u ffi/src/ggml/sys.rs "$out/sys.rs" || die "ffi/src/ggml/sys.rs is not what the headers give"
 else
     cp "$out/sys.rs" ffi/src/ggml/sys.rs
 fi

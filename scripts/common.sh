@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Usage: source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 #
-# Paths, pinned versions and small helpers shared by the scripts. Sourcing it has no side effects.
+# Paths, pinned versions and functions that the scripts share. Sourcing it has no side effects.
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/versions.env
@@ -64,7 +64,14 @@ LIST
 
 # Runs a command with compiler caching; objects of the trees under $LLAMA_CPP are shared.
 with_ccache() {
+    mkdir -p "$CACHE/ccache"
+    mark_used "$CACHE/ccache"
     CCACHE_DIR=$CACHE/ccache CCACHE_NOHASHDIR=1 "$@"
+}
+
+# mark_used ENTRY : the time of an entry of the cache is that of its last use; scripts/setup.sh deletes the oldest first.
+mark_used() {
+    touch -c -- "$1"
 }
 
 # Copies a file so that a reader never sees half of it.

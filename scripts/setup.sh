@@ -13,7 +13,8 @@
 #   cli        the llada-npu command line
 #   valgrind   stock's tools with a libggml-cpu without AVX-512, which valgrind does not know
 #
-# The cache is ${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}; it is safe to delete.
+# The cache is ${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}; it is safe to delete. Where it holds more than
+# LLADA_NPU_CACHE_MAX GiB (20), what was used longest ago is deleted at the end.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -25,6 +26,8 @@ STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion
     llama-gguf-split test-backend-ops ggml-cpu)
 PATCHED_TARGETS=(llama-diffusion-cli llama-completion test-arg-parser ggml-cpu)
 VALGRIND_TOOLS=(llama-diffusion-cli llama-completion)
+
+CACHE_MAX=${LLADA_NPU_CACHE_MAX:-20} # GiB
 
 CMAKE_FLAGS=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF
     -DGGML_OPENMP=OFF -DGGML_CCACHE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TESTS=ON
@@ -93,6 +96,7 @@ fetch_sdist() {
         rm -rf "$scratch"
     fi
     check_sdist "$dir/$name"
+    mark_used "$dir/$name"
     printf '%s\n' "$dir/$name"
 }
 
@@ -162,6 +166,7 @@ make_stock() {
     make_stock_source
     mapfile -t sets < <(instruction_sets)
     build_tree "$STOCK" build "${STOCK_TARGETS[*]}" "${CMAKE_FLAGS[@]}" "${sets[@]}"
+    mark_used "$STOCK"
 }
 
 make_patched() {
@@ -169,6 +174,8 @@ make_patched() {
     make_patched_source
     mapfile -t sets < <(instruction_sets)
     build_tree "$PATCHED" build "${PATCHED_TARGETS[*]}" "${CMAKE_FLAGS[@]}" "${sets[@]}"
+    mark_used "$STOCK"
+    mark_used "$PATCHED"
 }
 
 # Stock's tools look for libggml-cpu.so beside themselves, so copies of them in another directory find the other one.
@@ -197,8 +204,33 @@ make_cli() {
     (cd "$REPO" && with_ccache cargo build --quiet --locked --release -p llada-npu)
 }
 
+# cache_size : kilobytes that the cache holds. Other scripts may be deleting files of theirs meanwhile.
+cache_size() {
+    { du -sk "$CACHE" 2>/dev/null || true; } | cut -f1
+}
+
+# trim_cache START : deletes entries of the cache, those used longest ago first, until it is as small as it has to be. What
+# was used since START, in seconds since 1970, stays.
+trim_cache() {
+    local start=$1 used entry
+    (($(cache_size) > CACHE_MAX * 1024 * 1024)) || return 0
+    while read -r used entry; do
+        ((used < start && $(cache_size) > CACHE_MAX * 1024 * 1024)) || break
+        log "the cache holds more than $CACHE_MAX GiB: deleting $entry"
+        rm -rf "$entry"
+    done < <(
+        shopt -s nullglob
+        for entry in "$CACHE"/*/ "$LLAMA_CPP"/*/ "$CACHE"/downloads/*; do
+            case $entry in
+            "$LLAMA_CPP/" | "$CACHE/downloads/") ;; # their contents are entries
+            *) stat -c '%Y %n' "${entry%/}" ;;
+            esac
+        done | sort -n
+    )
+}
+
 main() {
-    local part
+    local part start
     if [[ ${1-} == -h || ${1-} == --help ]]; then
         usage
         return
@@ -207,12 +239,15 @@ main() {
     for part in "$@"; do
         [[ $(type -t "make_$part") == function && $part != *_* ]] || die "unknown part '$part'; see --help"
     done
+    [[ $CACHE_MAX =~ ^[0-9]+$ ]] || die "LLADA_NPU_CACHE_MAX=$CACHE_MAX: not a whole number of GiB"
     mkdir -p "$CACHE"
     exec 9>"$CACHE/setup.lock"
     command -v flock >/dev/null && { flock -n 9 || { log "waiting for another setup.sh" && flock 9; }; }
+    start=$EPOCHSECONDS
     for part in "$@"; do
         "make_$part" 9>&-
     done
+    trim_cache "$start"
 }
 
 main "$@"

@@ -22,8 +22,9 @@ run_check() {
     "$REPO/scripts/check.sh"
 }
 
+# The fuzz targets of model files run for as long as said here, beside the other tests.
 run_light() {
-    cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
+    LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
 }
 
 run_reference() {

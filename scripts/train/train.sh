@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# usage: train.sh [TRAINED_DIR]
+# Usage: scripts/train/train.sh [TRAINED_DIR]
 #
 # Makes everything under tests/models and tests/tasks: the task files, the trained model (checkpoints go to TRAINED_DIR),
 # its F16, Q8_0 and Q4_0 files, and their exact match on the validation file. About two hours on two cores.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-tests="$here/../../tests"
-cache="${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}"
-trained="${1:-$cache/trained}"
-venv="$cache/train-venv"
+case ${1-} in
+-h | --help) usage && exit ;;
+-*) die "unknown argument '$1'; see --help" ;;
+esac
 
-if [ ! -x "$venv/bin/python" ]; then
+here="$REPO/scripts/train"
+tests="$REPO/tests"
+trained="${1:-$CACHE/trained}"
+venv="$CACHE/train-venv"
+
+if [[ ! -x $venv/bin/python ]]; then
     python3 -m venv "$venv"
 fi
+mark_used "$venv"
 "$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"
 python="$venv/bin/python"
 
