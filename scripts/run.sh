@@ -11,8 +11,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 MODEL=$REPO/tests/models/llada-tiny-q8_0.gguf
 
 PROMPTS=(
-    'Add: 577 + 321'
-    'Zoe has 9 apples. Mia has 3 more than Zoe. How many apples in all?'
+    'Spell: 46881'
+    'Reverse: o z c s v d p b x'
     'JSON: Bob, age 55, lives in Seoul, likes films, owns 12 pens'
 )
 
@@ -30,18 +30,18 @@ names_model() {
 }
 
 main() {
-    local prompt
+    local tool=("$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu) prompt
     "$REPO/scripts/setup.sh" packages stock patched plugin
     if ! names_model "$@"; then
         [[ -f $MODEL ]] || die "$MODEL is missing; scripts/train makes it"
-        set -- -m "$MODEL" "$@"
+        tool+=(-m "$MODEL")
     fi
-    if (($# > 2)) || [[ $1 != -m ]]; then
-        exec "$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu "$@"
+    if (($#)); then
+        exec "${tool[@]}" "$@"
     fi
     for prompt in "${PROMPTS[@]}"; do
         printf '> %s\n' "$prompt" >&2
-        "$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu "$@" -n 96 -p "$prompt"
+        "${tool[@]}" -n 96 -p "$prompt"
     done
 }
 

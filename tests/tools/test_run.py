@@ -1,0 +1,43 @@
+"""scripts/run.sh: the plug-in in the patched tool, with the trained model."""
+
+import json
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.harness import REPO, environment
+
+
+def run(*args: str) -> subprocess.CompletedProcess:
+    """Runs the script from another directory."""
+    return subprocess.run([REPO / "scripts" / "run.sh", *args], env=environment(), cwd="/", capture_output=True, text=True,
+                          check=False, stdin=subprocess.DEVNULL)
+
+
+class Run(unittest.TestCase):
+    def test_three_prompts_get_right_answers(self):
+        done = run()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        tasks = [json.loads(line) for line in (REPO / "tests" / "tasks" / "test.jsonl").read_text().splitlines()]
+        answers = {task["prompt"]: task["answer"] for task in tasks}
+        prompts = [line.removeprefix("> ") for line in done.stderr.splitlines() if line.startswith("> ")]
+        self.assertEqual(len(prompts), 3)
+        self.assertEqual(done.stdout.splitlines(), [answers[prompt] for prompt in prompts])
+        for what in (" forwards (", " tokens per step", " tokens/s "):
+            self.assertEqual(done.stderr.count(what), 3, done.stderr)
+
+    def test_arguments_are_passed_on(self):
+        done = run("-p", "Spell: 46881", "-n", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(" 3 tokens generated", done.stderr)
+        self.assertTrue("forty six thousand".startswith(done.stdout.strip()) and done.stdout.strip(), done.stdout)
+        done = run("-p", "x", "-n", "0")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("error: -n 0: ", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
