@@ -248,7 +248,7 @@ fn ggml_finds_no_fault_in_native_products() {
     let Some(stock) = stock("ggml_finds_no_fault_in_native_products") else {
         return;
     };
-    let parameters = "type_a=(f32|f16|q8_0|q4_0),type_b=f32,m=16,n=(1|8),k=256";
+    let parameters = "type_a=(f32|f16|q8_0|q4_0),type_b=f32,m=16,n=(1|8),k=256,bs=.[123],[13].,nr=.(1,1|2,2).,per=.0,[12]";
     #[rustfmt::skip]
     let written = succeed(stock.tool("test-backend-ops").args([
         "test", "-b", NPU, "-o", "MUL_MAT", "-p", parameters,
@@ -260,6 +260,6 @@ fn ggml_finds_no_fault_in_native_products() {
         .unwrap_or_else(|| panic!("{written:?}"));
     let (passed, of) = line.trim().split_once('/').unwrap();
     assert_eq!(passed, of.split(' ').next().unwrap());
-    assert!(passed.parse::<u32>().unwrap() > 50, "{line}");
+    assert!(passed.parse::<u32>().unwrap() > 20, "{line}");
     assert!(!written.stdout.contains("not supported"), "{written:?}");
 }
