@@ -13,14 +13,17 @@ pub fn repository() -> &'static Path {
         .expect("the crate lies in the repository")
 }
 
-/// Returns where the trained model with weights of this type is: `f16`, `q8_0` or `q4_0`. `None` where the checkout has
-/// none; [`skip`](crate::host::skip) then says so.
+/// Returns where the trained model with weights of this type is: `f16`, `q8_0` or `q4_0`.
+///
+/// # Panics
+/// When it is missing: it is part of the repository.
 #[must_use]
-pub fn trained(weights: &str) -> Option<PathBuf> {
+pub fn trained(weights: &str) -> PathBuf {
     let path = repository()
         .join("tests/models")
         .join(format!("llada-tiny-{weights}.gguf"));
-    path.exists().then_some(path)
+    assert!(path.is_file(), "{} is missing", path.display());
+    path
 }
 
 /// Returns the prompts of a task file of `tests/tasks`, in its order.

@@ -5,17 +5,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use crate::files;
-
-/// Returns the trained model in F16.
-///
-/// # Panics
-/// When it is missing: it is part of the repository.
-#[must_use]
-pub fn trained_model() -> PathBuf {
-    files::trained("f16").expect("tests/models/llada-tiny-f16.gguf is part of the repository")
-}
-
 /// Returns the program that cargo built beside this test.
 ///
 /// # Panics

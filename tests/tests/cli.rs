@@ -5,16 +5,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use llada_npu_tests::files::repository;
+use llada_npu_tests::files::{repository, trained};
 use llada_npu_tests::host;
-use llada_npu_tests::program::{Finished, command, run, trained_model};
+use llada_npu_tests::program::{Finished, command, run};
 use llada_npu_tests::terminal;
 use serde_json::Value;
 
 const PROMPT: &str = "JSON: Eva, age 18, lives in Lima, likes tea, owns 60 shells";
 
 fn model() -> String {
-    trained_model().to_str().expect("UTF-8").to_owned()
+    trained("f16").to_str().expect("UTF-8").to_owned()
 }
 
 fn run_prompt(args: &[&str]) -> Finished {

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use llada_npu_tests::files::trained;
 use llada_npu_tests::gguf_edit::Gguf;
-use llada_npu_tests::program::{Finished, run, trained_model};
+use llada_npu_tests::program::{Finished, run};
 
 /// Exit code of a failure.
 const FAILED: i32 = 1;
@@ -19,7 +20,7 @@ fn run_model(model: &Path, args: &[&str]) -> Finished {
 
 #[test]
 fn flags_that_cannot_be_taken() {
-    let model = trained_model();
+    let model = trained("f16");
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["-n", "0"], USAGE, &["0 tokens to generate"]),
         (&["-n", "-1"], USAGE, &["'-1'", "--predict"]),
@@ -120,7 +121,7 @@ fn prompts_that_cannot_be_taken() {
     let directory = tempfile::tempdir().expect("a scratch directory");
     let bad = directory.path().join("bad.txt");
     std::fs::write(&bad, b"Sort: \xff").expect("a writable directory");
-    let (model, bad) = (trained_model(), bad.to_str().expect("UTF-8").to_owned());
+    let (model, bad) = (trained("f16"), bad.to_str().expect("UTF-8").to_owned());
     let model = model.to_str().expect("UTF-8");
     run(["run", "-m", model]).failure(USAGE, &["-p TEXT", "-f FILE"]);
     run(["run", "-m", model, "-f", "/no/such.txt"]).failure(FAILED, &["/no/such.txt"]);
@@ -180,7 +181,7 @@ fn files_that_are_no_models() {
         ),
     ];
     let directory = tempfile::tempdir().expect("a scratch directory");
-    let good = Gguf::read(&trained_model());
+    let good = Gguf::read(&trained("f16"));
     for (name, edit, parts) in cases {
         let path = edit(good.clone()).write(directory.path(), name);
         let finished = run_model(&path, &[]);
@@ -193,7 +194,7 @@ fn files_that_are_no_models() {
 /// A file whose mask token has neither its key nor its usual text.
 fn without_mask(directory: &Path) -> PathBuf {
     let key = "tokenizer.ggml.mask_token_id";
-    Gguf::read(&trained_model())
+    Gguf::read(&trained("f16"))
         .replace(key, &key.replace("mask", "musk"))
         .replace("<|mask|>", "<|musk|>")
         .write(directory, "maskless.gguf")
@@ -205,13 +206,13 @@ fn a_model_without_mask_token_names_the_flag_that_gives_one() {
     let path = without_mask(directory.path());
     run_model(&path, &[]).failure(FAILED, &["mask token", "--diffusion-mask-id"]);
     let answer = run_model(&path, &["--diffusion-mask-id", "1"]).success();
-    assert_eq!(answer, run_model(&trained_model(), &[]).success());
+    assert_eq!(answer, run_model(&trained("f16"), &[]).success());
 }
 
 #[test]
 fn an_unknown_template_names_the_flag_that_skips_it() {
     let directory = tempfile::tempdir().expect("a scratch directory");
-    let path = Gguf::read(&trained_model())
+    let path = Gguf::read(&trained("f16"))
         .replace_in_value("tokenizer.chat_template", "<|im_", "<|zz_")
         .write(directory.path(), "template.gguf");
     run_model(&path, &[]).failure(FAILED, &["chat template", "--no-chat-template"]);
@@ -222,7 +223,7 @@ fn an_unknown_template_names_the_flag_that_skips_it() {
 fn without_a_template_the_prompt_is_raw_and_a_note_says_so() {
     let directory = tempfile::tempdir().expect("a scratch directory");
     let key = "tokenizer.chat_template";
-    let path = Gguf::read(&trained_model())
+    let path = Gguf::read(&trained("f16"))
         .replace(key, &key.replace("chat", "chut"))
         .write(directory.path(), "raw.gguf");
     let finished = run_model(&path, &[]);
@@ -234,7 +235,7 @@ fn without_a_template_the_prompt_is_raw_and_a_note_says_so() {
     );
     assert_eq!(
         finished.clone().success(),
-        run_model(&trained_model(), &["--no-chat-template"]).success()
+        run_model(&trained("f16"), &["--no-chat-template"]).success()
     );
 }
 
@@ -242,7 +243,7 @@ fn without_a_template_the_prompt_is_raw_and_a_note_says_so() {
 fn task_files_that_cannot_be_taken() {
     let directory = tempfile::tempdir().expect("a scratch directory");
     let good = r#"{"task": "add", "prompt": "Add: 12 + 34", "answer": "46"}"#;
-    let model = trained_model();
+    let model = trained("f16");
     let model = model.to_str().expect("UTF-8");
     let cases = [
         ("empty.jsonl", String::new(), "no tasks"),

@@ -7,7 +7,7 @@
     reason = "streams are lists of ranges"
 )]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,20 +18,11 @@ use ggml_llada_npu::engine::{
     Control, EngineError, KvType, LoadOptions, Model, PlanError, Session, SessionParams, Target,
 };
 use ggml_llada_npu::model::ModelFile;
-use llada_npu_tests::host::skip;
+use llada_npu_tests::files::trained;
 use llada_npu_tests::llama;
 
 /// Two ways of computing the same logits may round activations to F16 differently.
 const TOLERANCE: f32 = 0.05;
-
-fn trained(test: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llada-tiny-f16.gguf");
-    if path.is_file() {
-        return Some(path);
-    }
-    skip(test, "tests/models/llada-tiny-f16.gguf");
-    None
-}
 
 fn load(path: &Path, target: Target) -> Arc<Model> {
     let mut options = LoadOptions {
@@ -52,10 +43,9 @@ fn session(model: &Arc<Model>) -> Session {
 }
 
 /// A session on our device with the trained model.
-fn trained_session(test: &str) -> Option<Session> {
-    let path = trained(test)?;
+fn trained_session() -> Session {
     llama::init();
-    Some(session(&load(&path, abi::target().unwrap())))
+    session(&load(&trained("f16"), abi::target().unwrap()))
 }
 
 fn tokens(n: u32) -> Vec<i32> {
@@ -120,9 +110,7 @@ fn assert_different(a: &[f32], b: &[f32]) {
 
 #[test]
 fn rows_see_what_an_earlier_forward_left_in_the_store_however_it_grows() {
-    let Some(mut session) = trained_session("rows_see_the_store") else {
-        return;
-    };
+    let mut session = trained_session();
     let all = plan(&tokens(40));
     let expected = row(&mut session, &all, 20);
     session.clear();
@@ -171,9 +159,7 @@ fn rows_see_what_an_earlier_forward_left_in_the_store_however_it_grows() {
 
 #[test]
 fn nobody_sees_rows_without_a_slot() {
-    let Some(mut session) = trained_session("nobody_sees_rows_without_a_slot") else {
-        return;
-    };
+    let mut session = trained_session();
     let all = plan(&tokens(12));
     let expected = row(&mut session, &all, 5);
     let mut more = all.clone();
@@ -194,9 +180,7 @@ fn nobody_sees_rows_without_a_slot() {
 
 #[test]
 fn streams_of_one_forward_do_not_see_each_other() {
-    let Some(mut session) = trained_session("streams_do_not_see_each_other") else {
-        return;
-    };
+    let mut session = trained_session();
     let (first, second) = (plan(&tokens(20)), plan(&tokens(33)[20..]));
     let (expected_first, expected_second) =
         (row(&mut session, &first, 4), row(&mut session, &second, 3));
@@ -222,9 +206,7 @@ fn streams_of_one_forward_do_not_see_each_other() {
 
 #[test]
 fn the_order_of_rows_does_not_matter() {
-    let Some(mut session) = trained_session("the_order_of_rows_does_not_matter") else {
-        return;
-    };
+    let mut session = trained_session();
     let all = plan(&tokens(17));
     let expected = row(&mut session, &all, 2);
     let mut reversed = all;
@@ -235,9 +217,7 @@ fn the_order_of_rows_does_not_matter() {
 
 #[test]
 fn mapped_weights_and_copied_weights_give_the_same_bits() {
-    let Some(path) = trained("mapped_weights_and_copied_weights") else {
-        return;
-    };
+    let path = trained("f16");
     llama::init();
     let mapped = abi::target().unwrap();
     let copied = Target::new(mapped.api(), *mapped.device(), *mapped.buffer_type(), None);
@@ -248,9 +228,7 @@ fn mapped_weights_and_copied_weights_give_the_same_bits() {
 
 #[test]
 fn a_refused_plan_leaves_the_session_as_it_was() {
-    let Some(mut session) = trained_session("a_refused_plan") else {
-        return;
-    };
+    let mut session = trained_session();
     let all = plan(&tokens(8));
     let expected = row(&mut session, &all, 7);
     let mut wrong = all.clone();
@@ -265,9 +243,7 @@ fn a_refused_plan_leaves_the_session_as_it_was() {
 
 #[test]
 fn a_cancelled_generation_keeps_what_is_stable_and_the_session_goes_on() {
-    let Some(mut session) = trained_session("a_cancelled_generation") else {
-        return;
-    };
+    let mut session = trained_session();
     let prompt = tokens(6);
     let mut params = Params::default();
     params.set("mode", "reference").unwrap();
@@ -302,9 +278,7 @@ fn a_cancelled_generation_keeps_what_is_stable_and_the_session_goes_on() {
 
 #[test]
 fn logits_that_are_not_numbers_are_an_error_that_names_the_step() {
-    let Some(path) = trained("logits_that_are_not_numbers") else {
-        return;
-    };
+    let path = trained("f16");
     llama::init();
     let mut bytes = std::fs::read(&path).unwrap();
     let weights = ModelFile::open(&path).unwrap();
@@ -337,9 +311,7 @@ fn logits_that_are_not_numbers_are_an_error_that_names_the_step() {
 
 #[test]
 fn loading_is_cancelled_by_its_progress() {
-    let Some(path) = trained("loading_is_cancelled") else {
-        return;
-    };
+    let path = trained("f16");
     llama::init();
     let mut options = LoadOptions {
         check_tensors: true,
@@ -351,9 +323,7 @@ fn loading_is_cancelled_by_its_progress() {
 
 #[test]
 fn every_prefix_of_a_model_file_is_refused() {
-    let Some(path) = trained("every_prefix_of_a_model_file") else {
-        return;
-    };
+    let path = trained("f16");
     llama::init();
     let target = abi::target().unwrap();
     let n_bytes = std::fs::metadata(&path).unwrap().len();

@@ -12,7 +12,6 @@ use ggml_llada_npu::decode::random::{Key, Purpose};
 use ggml_llada_npu::engine::sample::Sampling;
 use llada_npu_tests::engine::{Generated, generate, load, session, target};
 use llada_npu_tests::files::{copy_with_u32, prompts, trained};
-use llada_npu_tests::host;
 use llada_npu_tests::llama::Llama;
 use llada_npu_tests::numpy::{Decoded, Numpy, decoded};
 use llada_npu_tests::text::{Rule, Same, Tally, before_end};
@@ -332,10 +331,7 @@ fn real_prompts(path: &Path) -> Vec<Vec<i32>> {
 
 #[test]
 fn the_trained_model_gives_the_reference_text_on_100_prompts() {
-    let Some(path) = trained("f16") else {
-        let test = "the_trained_model_gives_the_reference_text_on_100_prompts";
-        return host::skip(test, "tests/models/llada-tiny-f16.gguf");
-    };
+    let path = trained("f16");
     let prompts = real_prompts(&path);
     let traits = session(&load(&path, target()), 1, Sampling::default()).traits();
     let ends = [traits.eos, traits.eot].map(|end| end.expect("the model has both"));

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::{Api, Context, GraphRunner, Status, Tensor, TensorSet, Type};
 use llada_npu_tests::host::plugin;
+use llada_npu_tests::llama::nmse;
 use llama_cpp_sys_2 as llama;
 
 /// Loads the plug-in as every host does and returns its device.
@@ -154,26 +155,13 @@ fn try_compute(
     Ok(out)
 }
 
-/// Normalised mean squared error.
-fn nmse(expected: &[f32], got: &[f32]) -> f64 {
-    assert_eq!(expected.len(), got.len());
-    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
-        expected
-            .iter()
-            .zip(got)
-            .map(|(&e, &g)| f(f64::from(e), f64::from(g)))
-            .sum()
-    };
-    sum(&|e, g| (e - g) * (e - g)) / sum(&|e, _| e * e)
-}
-
 fn assert_same_as_cpu(what: &str, inputs: &[Input], build: impl Fn(&Context, &[Tensor]) -> Tensor) {
     let expected = compute(&cpu(), inputs, &build);
     assert!(
         expected.iter().any(|&x| x != 0.0),
         "{what}: nothing to compare"
     );
-    let error = nmse(&expected, &compute(&device(), inputs, &build));
+    let error = nmse(&compute(&device(), inputs, &build), &expected);
     assert!(error < 1e-9, "{what}: error {error:e}");
 }
 

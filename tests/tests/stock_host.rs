@@ -135,9 +135,7 @@ fn diffusion_gives_the_text_of_the_cpu() {
     let Some(stock) = stock("diffusion_gives_the_text_of_the_cpu") else {
         return;
     };
-    let mut models = vec![llada()];
-    models.extend(trained("f16"));
-    for model in &models {
+    for model in &[llada(), trained("f16")] {
         for seed in ["1", "2"] {
             #[rustfmt::skip]
             assert_same_text(&stock, "llama-diffusion-cli", &[

@@ -58,9 +58,7 @@ fn generation_under_valgrind_is_clean() {
 
 #[test]
 fn diffusion_under_valgrind_is_clean() {
-    let Some(model) = trained("f16") else {
-        return;
-    };
+    let model = trained("f16");
     #[rustfmt::skip]
     check("diffusion_under_valgrind_is_clean", "llama-diffusion-cli", &model, &[
         "-p", "Sort: 3 1 2", "-ub", "32", "--diffusion-steps", "2", "--diffusion-block-length", "32",

@@ -231,7 +231,7 @@ fn load(path: &Path) -> Result<(), String> {
     if !path.is_file() {
         return Err("no such file".to_owned());
     }
-    host::load_plugin(path).map(|_registry| ())
+    host::load_plugin(path)
 }
 
 fn summary(model: &ModelFile) -> Summary {

@@ -9,10 +9,8 @@ use ggml_llada_npu::abi;
 use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, Params};
 use ggml_llada_npu::engine::sample::Sampling;
 use ggml_llada_npu::engine::{
-    Adopt, CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
-    SessionParams, Target,
+    CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session, SessionParams,
 };
-use llada_npu_ffi::ggml::Api;
 use serde::Serialize;
 
 use crate::args::{BACKEND, GenerationArgs};
@@ -164,7 +162,7 @@ impl<'a> Engine<'a> {
             check_tensors: false,
             progress: &mut |_share| !interrupt::asked(),
         };
-        let model = Model::load(&setup.model, target()?, &mut options)?;
+        let model = Model::load(&setup.model, abi::target()?, &mut options)?;
         let vocab = Vocab::load(&setup.model)?;
         Ok(Self {
             setup,
@@ -346,13 +344,4 @@ fn tell(
         }
         Event::Committed { .. } | Event::Replaced { .. } | Event::Remasked { .. } => Ok(()),
     }
-}
-
-/// Returns the device that computes: the plug-in's own, linked into this program. Model files are used where they are
-/// mapped.
-fn target() -> Result<Target, Error> {
-    let (device, buffer_type) = (abi::device()?, abi::buffer_type()?);
-    let api = Api::get().expect("ggml is there, or there would be no device");
-    let adopt: Adopt = |file| abi::buffer::from_mapped(file).ok();
-    Ok(Target::new(api, device, buffer_type, Some(adopt)))
 }

@@ -101,12 +101,11 @@ fn device(index: usize) -> Device {
     }
 }
 
-/// Loads a backend plug-in into this process, as llama.cpp's tools do with `GGML_BACKEND_PATH`, and returns the name of
-/// its registry.
+/// Loads a backend plug-in into this process, as llama.cpp's tools do with `GGML_BACKEND_PATH`.
 ///
 /// # Errors
 /// The line that ggml or the plug-in logged.
-pub(crate) fn load_plugin(path: &Path) -> Result<String, String> {
+pub(crate) fn load_plugin(path: &Path) -> Result<(), String> {
     init();
     let path = CString::new(path.as_os_str().as_encoded_bytes())
         .map_err(|_nul| "path holds a NUL byte".to_owned())?;
@@ -116,9 +115,7 @@ pub(crate) fn load_plugin(path: &Path) -> Result<String, String> {
     if reg.is_null() {
         return Err(take_last_error().unwrap_or_else(|| "no reason given".to_owned()));
     }
-    // SAFETY: registries are static.
-    let name = unsafe { sys::ggml_backend_reg_name(reg) };
-    Ok(text(name))
+    Ok(())
 }
 
 /// Returns the commit that ggml was built from, as it says.

@@ -92,7 +92,7 @@ extern "C" fn last_status() -> c_int {
 }
 
 extern "C" fn n_options() -> usize {
-    call::n_options()
+    guard("n_options", 0, call::n_options)
 }
 
 unsafe extern "C" fn option_info(index: usize, info: *mut OptionInfo) -> c_int {

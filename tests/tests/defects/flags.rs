@@ -87,11 +87,10 @@ fn steps_and_blocks_need_not_divide_the_length() {
             let reference = ["--diffusion-mode", "reference", "--diffusion-steps", steps];
             for args in [length.to_vec(), [&length[..], &reference].concat()] {
                 let run = program.report(&MODELS.llada, &args);
-                assert!(
-                    run.count("n_generated").to_string().len() <= n.len(),
-                    "{args:?}"
-                );
-                assert!(run.count("n_committed") >= 1, "{args:?}");
+                // EOS is never chosen; EoT may end the text early.
+                let n: u64 = n.parse().expect("a number");
+                assert!((1..=n).contains(&run.count("n_committed")), "{args:?}");
+                assert!(run.count("n_generated") <= n, "{args:?}");
             }
         }
     }

@@ -94,7 +94,7 @@ pub(super) fn model_load(
     check_tensors: bool,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<ModelState, Failure> {
-    let target = super::super::target()?;
+    let target = crate::abi::target()?;
     let path = Path::new(OsStr::from_bytes(path.to_bytes()));
     let model = Model::load(
         path,
