@@ -9,7 +9,7 @@ use super::error::EngineError;
 use super::target::Target;
 use crate::decode::{Family, ModelTraits, Token};
 use crate::model::mapped_file::MappedFile;
-use crate::model::{ModelFile, RopeKind, Weight, WeightId};
+use crate::model::{ModelFile, Schedule, Weight, WeightId};
 
 /// Alignment of tensors that kernels may rely on, in bytes: that of GGUF files unless they say otherwise.
 const TENSOR_ALIGNMENT: usize = 32;
@@ -118,9 +118,9 @@ impl Model {
             n_ctx,
             shift_logits: tokens.shift_logits,
             default_block_length: DEFAULT_BLOCK_LENGTH,
-            family: match self.file.hparams().rope {
-                RopeKind::Norm => Family::Llada,
-                RopeKind::NeoX => Family::Dream,
+            family: match self.file.hparams().schedule {
+                Schedule::Blocks => Family::Llada,
+                Schedule::Timesteps => Family::Dream,
             },
         }
     }

@@ -21,7 +21,7 @@ mod weights;
 
 use std::path::Path;
 
-pub use arch::{ArchError, Hparams, RopeKind, TokenInfo};
+pub use arch::{ArchError, Hparams, RopeKind, Schedule, TokenInfo};
 pub use error::{LoadCause, LoadError, LoadErrorKind};
 pub use shards::{MAX_N_SHARDS, SplitError};
 pub use weights::{Layer, Linear, Qkv, Weight, WeightError, WeightId, Weights};

@@ -98,6 +98,7 @@ fn a_llada_model_is_read() {
         rms_eps: 1e-5,
         rope_freq_base: 5e5,
         rope: RopeKind::Norm,
+        schedule: Schedule::Blocks,
     };
     assert_eq!(file.hparams(), &expected);
     let tokens = TokenInfo {
@@ -129,6 +130,7 @@ fn a_dream_model_with_biases_is_read() {
     }
     let file = open(&builder).unwrap();
     assert_eq!(file.hparams().rope, RopeKind::NeoX);
+    assert_eq!(file.hparams().schedule, Schedule::Timesteps);
     assert!(file.tokens().shift_logits);
     let Qkv::Split { q, k, v } = file.weights().layers[0].qkv else {
         panic!("split")

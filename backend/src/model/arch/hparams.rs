@@ -19,6 +19,15 @@ pub enum RopeKind {
     NeoX,
 }
 
+/// How the official code of an architecture goes through the positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Block by block, as LLaDA's.
+    Blocks,
+    /// By timesteps, as Dream's.
+    Timesteps,
+}
+
 /// Shape of a model. All numbers are at least 1; `n_embd_head * n_head` need not be `n_embd`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hparams {
@@ -44,6 +53,8 @@ pub struct Hparams {
     pub rope_freq_base: f32,
     /// Pairing of rotary embedding, over the whole head.
     pub rope: RopeKind,
+    /// Schedule of the official code.
+    pub schedule: Schedule,
 }
 
 impl Hparams {
@@ -98,6 +109,7 @@ impl ArchMetadata<'_> {
                 .float("rope.freq_base")?
                 .unwrap_or(DEFAULT_ROPE_FREQ_BASE),
             rope: self.spec.rope,
+            schedule: self.spec.schedule,
         })
     }
 

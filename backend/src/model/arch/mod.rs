@@ -14,7 +14,7 @@ use super::gguf::{Header, Value};
 use super::llada::LLADA;
 
 pub use error::ArchError;
-pub use hparams::{Hparams, RopeKind};
+pub use hparams::{Hparams, RopeKind, Schedule};
 pub use tokens::TokenInfo;
 
 /// Architectures the engine runs.
@@ -56,6 +56,7 @@ const KNOWN_DIFFUSION: [&str; 10] = [
 pub(super) struct ArchSpec {
     pub(super) name: &'static str,
     pub(super) rope: RopeKind,
+    pub(super) schedule: Schedule,
     /// When `diffusion.shift_logits` is absent.
     pub(super) shift_logits: bool,
     /// Mask token of the published models, when `tokenizer.ggml.mask_token_id` is absent.

@@ -204,6 +204,7 @@ fn backend_i() -> sys::ggml_backend_i {
         graph_optimize: slot!(BACKEND + 15),
     }
 }
+
 /// A row of eight f32.
 pub(super) fn canary_tensor(
     buffer: sys::ggml_backend_buffer_t,
