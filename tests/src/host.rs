@@ -226,21 +226,3 @@ pub fn succeed(command: &mut Command) -> Written {
     );
     written
 }
-
-/// Makes a model with random weights by `tests/reference`, with the arguments of its `make` command.
-///
-/// # Panics
-/// When there is no Python environment, or the arguments are wrong.
-pub fn random_model(arguments: &str, out: &Path) {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let environment = succeed(&mut Command::new(tests.join("../scripts/python-env.sh")));
-    let written = succeed(
-        Command::new(environment.stdout.trim_end())
-            .args(["-m", "reference.cli", "make"])
-            .args(arguments.split_whitespace())
-            .arg("--out")
-            .arg(out)
-            .env("PYTHONPATH", tests),
-    );
-    assert!(out.is_file(), "{written:?}");
-}

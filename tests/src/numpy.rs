@@ -180,6 +180,17 @@ impl Numpy {
     }
 }
 
+/// Makes one model with random weights at `out`, with the arguments of `reference.cli make`.
+///
+/// # Panics
+/// When there is no Python environment, the arguments are wrong, or `out` cannot be written.
+pub fn random_model(arguments: &str, out: &Path) {
+    let mut numpy = Numpy::new();
+    let made = numpy.make(arguments);
+    numpy.run();
+    std::fs::copy(made, out).expect("the model can be copied");
+}
+
 /// Returns the first part of a model made in parts.
 ///
 /// # Panics

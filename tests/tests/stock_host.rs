@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use llada_npu_tests::files::trained;
-use llada_npu_tests::host::{Stock, random_model, stock, succeed};
+use llada_npu_tests::host::{Stock, stock, succeed};
+use llada_npu_tests::numpy::random_model;
 
 const CPU: &str = "none";
 const NPU: &str = "llada-npu";

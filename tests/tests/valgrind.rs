@@ -5,7 +5,8 @@
 use std::path::Path;
 
 use llada_npu_tests::files::trained;
-use llada_npu_tests::host::{random_model, stock, succeed};
+use llada_npu_tests::host::{stock, succeed};
+use llada_npu_tests::numpy::random_model;
 
 /// What valgrind says of memory that is used wrongly, or lost for good.
 const FAULTS: [&str; 7] = [
