@@ -31,10 +31,12 @@ pub struct Decoded {
     pub order_gap: Option<f64>,
 }
 
-/// Owning: a directory for results, and the interpreter.
+/// A directory for results, and the interpreter.
 #[derive(Debug)]
 pub struct Numpy {
-    dir: TempDir,
+    dir: PathBuf,
+    /// Removes the directory in the end.
+    _owner: Option<TempDir>,
     python: PathBuf,
     pending: Vec<Vec<String>>,
     n_files: usize,
@@ -47,12 +49,27 @@ impl Default for Numpy {
 }
 
 impl Numpy {
-    /// Returns an empty list of commands.
+    /// Returns an empty list of commands; the directory of the results goes with it.
     ///
     /// # Panics
     /// When there is no Python environment.
     #[must_use]
     pub fn new() -> Self {
+        let owner = TempDir::new().expect("a temporary directory");
+        let numpy = Self::in_directory(owner.path());
+        Self {
+            _owner: Some(owner),
+            ..numpy
+        }
+    }
+
+    /// Returns an empty list of commands whose results go to a directory that stays: for values that are never dropped.
+    ///
+    /// # Panics
+    /// When there is no Python environment, or the directory cannot be made.
+    #[must_use]
+    pub fn in_directory(dir: &Path) -> Self {
+        std::fs::create_dir_all(dir).expect("the directory can be made");
         let script = repository().join("scripts/python-env.sh");
         let output = Command::new(&script)
             .output()
@@ -61,17 +78,18 @@ impl Numpy {
         assert!(output.status.success(), "{}: {stderr}", script.display());
         let python = String::from_utf8(output.stdout).expect("a path");
         Self {
-            dir: TempDir::new().expect("a temporary directory"),
+            dir: dir.to_owned(),
+            _owner: None,
             python: PathBuf::from(python.trim_end()),
             pending: Vec::new(),
             n_files: 0,
         }
     }
 
-    /// Returns a path in the directory that lives as long as this.
+    /// Returns a path in the directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.join(name)
     }
 
     fn fresh(&mut self, suffix: &str) -> PathBuf {

@@ -43,7 +43,7 @@ pub(crate) struct Models {
 }
 
 pub(crate) static MODELS: LazyLock<Models> = LazyLock::new(|| {
-    let mut numpy = Numpy::new();
+    let mut numpy = Numpy::in_directory(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("defects"));
     // Enough attention gain for varied text.
     let random = "--shape tiny --type F32 --attention-gain 3";
     let small =
