@@ -23,7 +23,9 @@ check_format() {
 check_scripts() {
     local file files=()
     while IFS= read -r file; do
-        [[ $file == *.sh || $(head -c 64 "$file") == '#!'*sh* ]] && files+=("$file")
+        if [[ $file == *.sh ]] || head -c 64 "$file" | grep -qa '^#!.*sh'; then
+            files+=("$file")
+        fi
     done < <(git ls-files scripts .ci tests)
     shellcheck --external-sources "${files[@]}"
 }
