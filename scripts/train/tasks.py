@@ -45,25 +45,25 @@ def word(rng):
     item = rng.choice(ITEMS)
     kind = rng.randrange(4)
     if kind == 0:  # gain, then loss
-        a, b = rng.randint(3, 20), rng.randint(2, 9)
+        a, b = rng.randint(3, 12), rng.randint(2, 9)
         c = rng.randint(2, min(9, a + b - 1))
         gain, loss = rng.choice(("buys", "finds", "gets")), rng.choice(("sells", "loses"))
         story = f"{name} has {a} {item}, {gain} {b} more, then {loss} {c}. How many {item} now?"
         first, second = (f"{a}+{b}", a + b), (f"{a + b}-{c}", a + b - c)
     elif kind == 1:  # loss, then gain
-        a, c = rng.randint(5, 20), rng.randint(2, 9)
+        a, c = rng.randint(5, 12), rng.randint(2, 9)
         b = rng.randint(2, min(9, a - 1))
         loss, gain = rng.choice(("sells", "loses")), rng.choice(("buys", "finds", "gets"))
         story = f"{name} has {a} {item}, {loss} {b}, then {gain} {c} more. How many {item} now?"
         first, second = (f"{a}-{b}", a - b), (f"{a - b}+{c}", a - b + c)
     elif kind == 2:  # bags of equal size, then loss
-        a, b = rng.randint(2, 9), rng.randint(2, 9)
+        a, b = rng.randint(2, 5), rng.randint(2, 5)
         c = rng.randint(2, min(9, a * b - 1))
         loss = rng.choice(("sells", "loses"))
         story = f"{name} has {a} bags of {b} {item} and {loss} {c} {item}. How many {item} now?"
         first, second = (f"{a}*{b}", a * b), (f"{a * b}-{c}", a * b - c)
     else:  # a comparison, then the total of two people
-        a, b = rng.randint(2, 20), rng.randint(2, 9)
+        a, b = rng.randint(2, 12), rng.randint(2, 9)
         story = f"{name} has {a} {item}. {other} has {b} more than {name}. How many {item} in all?"
         first, second = (f"{a}+{b}", a + b), (f"{a}+{a + b}", a + a + b)
     working = f"{first[0]}={first[1]}, {second[0]}={second[1]}"

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tokenizers import Tokenizer
 
 import tasks
 from model import Config, fake_q4_0, fast_product, forward, init_params, matrix_shapes
 from vocabulary import EOS, MASK, chat_prompt, train_tokenizer
 
-TASK_WEIGHTS = {"add": 4, "word": 4, "sort": 3, "reverse": 1, "spell": 1.5, "json": 1}
+TASK_WEIGHTS = {"add": 3, "word": 10, "sort": 4, "reverse": 1.5, "spell": 2, "json": 1.5}
 WIDTHS = (48, 64, 96, 128, 160)
 TOKENS_PER_BATCH = 3072
 POOL_SIZE = 8192
@@ -32,7 +33,7 @@ EOS_TAIL_WEIGHT = 0.1
 MUON_LR, ADAM_LR = 0.02, 3e-3
 WARMUP_STEPS = 100
 FINAL_LR_SHARE = 0.02
-LONG_CANVAS_FROM, QUANTISE_FROM = 0.75, 0.75
+LONG_CANVAS_FROM, QUANTISE_FROM = 0.8, 0.8
 CHECKPOINT_EVERY = 500
 
 
@@ -202,12 +203,13 @@ def load_checkpoint(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=10500)
     parser.add_argument("--resume", type=Path)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer()
-    tokenizer.save(str(args.output / "tokenizer.json"))
+    tokenizer_file = str(args.output / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(tokenizer_file) if args.resume else train_tokenizer()
+    tokenizer.save(tokenizer_file)
     config = Config()
     params, first_step = init_params(config, seed=0), 0
     state = init_state(params)
