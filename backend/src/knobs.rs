@@ -119,6 +119,32 @@ mod tests {
     }
 
     #[test]
+    fn the_readme_has_every_variable() {
+        let readme = include_str!("../../README.md");
+        let rows = [
+            (
+                LLADA_NPU_STRICT.name,
+                LLADA_NPU_STRICT.expected,
+                LLADA_NPU_STRICT.help,
+            ),
+            (
+                LLADA_NPU_LOG.name,
+                LLADA_NPU_LOG.expected,
+                LLADA_NPU_LOG.help,
+            ),
+            (
+                LLADA_NPU_KERNEL.name,
+                LLADA_NPU_KERNEL.expected,
+                LLADA_NPU_KERNEL.help,
+            ),
+        ];
+        for (name, expected, help) in rows {
+            let row = format!("| `{name}` | {expected} | {help} |");
+            assert!(readme.contains(&row), "README.md lacks: {row}");
+        }
+    }
+
+    #[test]
     fn an_unset_variable_is_the_default() {
         let knob = Knob {
             name: "LLADA_NPU_TEST_UNSET",

@@ -363,3 +363,12 @@ fn schedules_follow_the_model_and_the_option_given() {
         (expected, false, 4)
     );
 }
+
+#[test]
+fn the_readme_has_every_option() {
+    let readme = include_str!("../../../../README.md");
+    for option in OPTIONS {
+        let flag = format!("`--diffusion-{}", option.key);
+        assert!(readme.contains(&flag), "README.md lacks {flag}");
+    }
+}
