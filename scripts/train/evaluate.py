@@ -2,7 +2,7 @@
 
 The decoding: `gen` masks behind the prompt; block by block, one token per forward pass of the whole canvas, the masked
 position of the block with the highest probability of its argmax; temperature 0. A batch ends early only when every row
-has an EOS in a finished block, which cannot change any answer.
+has an EOS in a finished block, which cannot change any answer. An answer longer than `gen` counts as wrong.
 
 usage: evaluate.py MODEL.gguf TASKS.jsonl [--gen 96] [--limit N] [--show-errors N]
 """

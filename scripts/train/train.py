@@ -1,7 +1,7 @@
 """Trains the model: masked-diffusion cross-entropy over canvases of varying length.
 
 A canvas is the prompt and `n_answer` positions behind it (the answer, then EOS), and nothing beyond: neither the length
-of the tail nor what follows it may matter to the model. Half the canvases are masked at a uniform random ratio; half are
+of the tail nor what follows may matter to the model. Half the canvases are masked at a uniform random ratio; half are
 states of block-wise decoding (everything left of a block visible, the block masked in part, everything right masked).
 
 usage: train.py OUTPUT_DIR [--steps N] [--resume CHECKPOINT]
@@ -30,7 +30,7 @@ TOKENS_PER_BATCH = 3072
 POOL_SIZE = 8192
 MAX_ANSWER = 96
 EOS_TAIL_WEIGHT = 0.1
-MUON_LR, ADAM_LR = 0.02, 3e-3
+MUON_LR, ADAM_LR, WEIGHT_DECAY = 0.02, 3e-3, 2e-3
 WARMUP_STEPS = 100
 FINAL_LR_SHARE = 0.02
 LONG_CANVAS_FROM, QUANTISE_FROM = 0.8, 0.8
@@ -91,7 +91,7 @@ class BatchStream:
             self.waiting[width].append((prompt, answer, n))
 
     def next(self):
-        """A batch: tokens in, targets, loss weights, lengths."""
+        """A batch: tokens in, targets and loss weights `[rows, width]`, lengths `[rows]`."""
         ready = [width for width in WIDTHS if len(self.waiting[width]) >= self.rows[width]]
         while not ready:
             self.refill()
@@ -143,12 +143,13 @@ def muon_update(momenta, mesh):
 
 
 def init_state(params):
-    zeros = {name: jnp.zeros_like(value) for name, value in params.items()}
-    return {"momentum": zeros, "second": {name: jnp.zeros_like(value) for name, value in params.items()}}
+    """Zero moments: Muon uses the first alone, Adam both."""
+    return {part: {name: jnp.zeros_like(value) for name, value in params.items()} for part in ("momentum", "second")}
 
 
 @partial(jax.jit, static_argnames=("config", "mesh"), donate_argnums=(0, 1))
 def train_step(params, state, batch, step, lr_share, quantise, config, mesh):
+    """One update: Muon for the block matrices, Adam for the rest; `quantise` trains through Q4_0 block matrices."""
     tokens, target, weight, length = batch
     matrices = matrix_shapes(config).keys()
 
@@ -171,7 +172,7 @@ def train_step(params, state, batch, step, lr_share, quantise, config, mesh):
         second[name] = 0.98 * second[name] + 0.02 * grads[name] ** 2
         mean, square = momentum[name] / (1 - 0.9 ** step), second[name] / (1 - 0.98 ** step)
         updates[name] = ADAM_LR * mean / (jnp.sqrt(square) + 1e-8)
-    params = {name: value - lr_share * (updates[name] + (0.02 * 0.1 * value if name in matrices else 0))
+    params = {name: value - lr_share * (updates[name] + (WEIGHT_DECAY * value if name in matrices else 0))
               for name, value in params.items()}
     return params, {"momentum": momentum, "second": second}, loss
 
