@@ -5,6 +5,7 @@
 //!
 //! * [`WeightType`], [`WeightRows`], [`F32Rows`] — what the operands are: strided rows of bytes, nothing assumed about
 //!   alignment, every extent checked when a view is made.
+//! * [`tile`] — weight matrices in the tile formats of the Hexagon matrix unit, packed from ggml's rows and back.
 //! * [`op`] — the safe entries: [`op::mul_mat::MulMat`] and the row conversions of [`op::convert`].
 //! * [`registry`] — the one list of implementations per operation, best first. Dispatch, tests and benches read it.
 //! * `reference` — scalar, obvious, never tuned: the contract as code.
@@ -40,6 +41,7 @@ mod panel;
 mod reference;
 pub mod registry;
 mod rows;
+pub mod tile;
 mod weight_type;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
