@@ -3,18 +3,16 @@
 use std::ffi::CStr;
 use std::ops::Range;
 
-use llada_npu_ffi::ggml::Status;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
-use llada_npu_ffi::ggml::plugin::view::{self, GraphView};
+use llada_npu_ffi::ggml::plugin::view::{GraphView, Operands};
 use llada_npu_ffi::ggml::plugin::{AbortCallback, BackendImpl};
-use llada_npu_ffi::ggml::types::OpCodes;
-
-use llada_npu_kernels::WeightType;
+use llada_npu_ffi::ggml::{OpCodes, Status};
 
 use super::NAME;
+use super::counts::{By, Counts};
 use super::device::default_n_threads;
-use crate::device::{Accelerator, DeviceError, MulMat, Operand};
-use crate::graph::{Segment, describe, n_threads_for, segments};
+use crate::device::{Accelerator, DeviceError, Task};
+use crate::graph::{Segment, Work, classify, cut, describe, n_threads_for};
 
 /// Identity of instances of this kind.
 static GUID: [u8; 16] = *b"llada-npu ggml\x00\x01";
@@ -69,8 +67,10 @@ pub struct NpuBackend {
     delegate: Delegate,
     n_threads: u32,
     abort: Option<AbortCallback>,
-    n_native: u64,
-    n_delegated: u64,
+    counts: Counts,
+    /// What the nodes of the current graph are, and how it is cut; kept for their memory.
+    work: Vec<Work>,
+    segments: Vec<Segment>,
 }
 
 impl NpuBackend {
@@ -85,35 +85,30 @@ impl NpuBackend {
             delegate,
             n_threads: u32::try_from(default_n_threads()).unwrap_or(u32::MAX),
             abort: None,
-            n_native: 0,
-            n_delegated: 0,
+            counts: Counts::default(),
+            work: Vec::new(),
+            segments: Vec::new(),
         }
     }
 
     fn run(&mut self, graph: &mut GraphView<'_>, segment: Segment) -> Result<(), ComputeError> {
         match segment {
             Segment::Native(node) => self.run_native(graph, node),
-            Segment::Delegated {
-                nodes,
-                cost,
-                n_delegated,
-            } => {
-                self.n_delegated += n_delegated as u64;
-                self.run_delegated(graph, nodes, cost)
-            }
+            Segment::Delegated { nodes, cost, .. } => self.run_delegated(graph, nodes, cost),
         }
     }
 
     fn run_native(&mut self, graph: &mut GraphView<'_>, node: usize) -> Result<(), ComputeError> {
-        let Some(op) = graph.mul_mat(node).and_then(native_mul_mat) else {
+        let spec = describe(&self.codes, graph.node(node));
+        let Some((spec, Operands { dst, srcs })) = spec.zip(graph.operands(node)) else {
             // Operands that overlap, say: the host knows what it means by them.
-            self.n_delegated += 1;
             return self.run_delegated(graph, node..node + 1, u64::MAX);
         };
-        self.n_native += 1;
         self.accelerator
-            .mul_mat(op)
-            .map_err(|source| ComputeError::Device { node, source })
+            .run(Task { spec, dst, srcs })
+            .map_err(|source| ComputeError::Device { node, source })?;
+        self.counts.add(graph.node(node), By::Native);
+        Ok(())
     }
 
     fn run_delegated(
@@ -122,6 +117,9 @@ impl NpuBackend {
         nodes: Range<usize>,
         cost: u64,
     ) -> Result<(), ComputeError> {
+        for i in nodes.clone().filter(|&i| self.work[i] != Work::Nothing) {
+            self.counts.add(graph.node(i), By::Delegated);
+        }
         let n_threads = n_threads_for(cost, self.n_threads);
         graph
             .delegate(nodes.clone(), &mut self.delegate, n_threads)
@@ -136,32 +134,9 @@ impl NpuBackend {
     }
 }
 
-/// Hands the operands on to our kernels.
-fn native_mul_mat(op: view::MulMat<'_>) -> Option<MulMat<'_>> {
-    Some(MulMat {
-        ty: WeightType::from_ggml_type(op.type0.0)?,
-        src0: operand(op.src0),
-        src1: operand(op.src1),
-        dst: op.dst,
-    })
-}
-
-/// The same bytes, as the devices call them.
-fn operand(operand: view::Operand<'_>) -> Operand<'_> {
-    Operand {
-        data: operand.data,
-        ne: operand.ne,
-        nb: operand.nb,
-    }
-}
-
 impl Drop for NpuBackend {
     fn drop(&mut self) {
-        log::debug!(
-            "nodes computed: native {}, delegated {}",
-            self.n_native,
-            self.n_delegated
-        );
+        self.counts.log();
     }
 }
 
@@ -190,19 +165,21 @@ impl BackendImpl for NpuBackend {
     }
 
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), ComputeError> {
-        let work: Vec<_> = (0..graph.n_nodes())
-            .map(|i| {
-                describe(&self.codes, graph.node(i), |shape| {
-                    self.accelerator.supports_mul_mat(shape)
-                })
+        self.work.clear();
+        self.work.extend((0..graph.n_nodes()).map(|i| {
+            classify(&self.codes, graph.node(i), |spec| {
+                self.accelerator.supports(spec)
             })
-            .collect();
-        for segment in segments(&work) {
+        }));
+        let mut segments = std::mem::take(&mut self.segments);
+        cut(&self.work, &mut segments);
+        let result = segments.iter().try_for_each(|segment| {
             if self.abort.is_some_and(|abort| abort.requested()) {
                 return Err(ComputeError::Aborted);
             }
-            self.run(graph, segment)?;
-        }
-        Ok(())
+            self.run(graph, segment.clone())
+        });
+        self.segments = segments;
+        result
     }
 }

@@ -2,19 +2,18 @@
 
 use std::ffi::{CStr, CString};
 
-use llada_npu_ffi::ggml::Api;
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
 use llada_npu_ffi::ggml::plugin::host::Host as GgmlHost;
 use llada_npu_ffi::ggml::plugin::view::Node;
 use llada_npu_ffi::ggml::plugin::{DeviceImpl, DeviceMemory};
-use llada_npu_ffi::ggml::types::{Op, OpCodes};
+use llada_npu_ffi::ggml::{Api, Op, OpCodes};
 
 use super::NAME;
 use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
-use crate::device::host::Host;
-use crate::graph::mul_mat_shape;
+use crate::device::host::{self, Host};
+use crate::graph::describe;
 use crate::memory::host_memory;
 
 /// The device: kernels of ours, and the host's CPU device for what they do not cover.
@@ -46,10 +45,6 @@ impl NpuDevice {
 /// Returns the number of threads of an instance that was told none.
 pub(super) fn default_n_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn is_native_mul_mat(op: Node<'_>) -> bool {
-    mul_mat_shape(op).is_some_and(|shape| shape.check().is_ok())
 }
 
 impl DeviceImpl for NpuDevice {
@@ -89,8 +84,10 @@ impl DeviceImpl for NpuDevice {
     fn supports_op(&self, op: Node<'_>) -> bool {
         match self.codes.classify(op.op_code()) {
             Op::None | Op::View => true,
-            Op::MulMat if is_native_mul_mat(op) => true,
-            _ => self.cpu.supports_op_anywhere(op),
+            _ => {
+                self.cpu.supports_op_anywhere(op)
+                    || describe(&self.codes, op).is_some_and(|spec| host::supports(&spec))
+            }
         }
     }
 }

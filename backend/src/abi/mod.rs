@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod buffer;
 pub mod buffer_type;
+mod counts;
 pub mod device;
 pub mod proc;
 pub mod reg;

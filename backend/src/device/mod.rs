@@ -1,12 +1,21 @@
 //! Where dense work runs.
 //!
 //! An [`Accelerator`] computes single operations on borrowed memory; [`host`] is the one that every machine has. What
-//! to run where is decided above, from [`Accelerator::supports_mul_mat`].
+//! to run where is decided above, from [`Accelerator::supports`].
+//!
+//! An operation is a [`Task`]: a [`Spec`] (kind, parameters and layouts, all that decides whether it is native) and its
+//! data. A new native operation is a variant of [`Op`], a line in `graph::describe` that reads its parameters, and an
+//! arm in each device.
 
 pub mod host;
 mod mul_mat;
+mod op;
 
-pub use mul_mat::{MulMat, MulMatShape, Operand, OperandError};
+pub use mul_mat::{MulMat, MulMatShape, Operand};
+pub use op::{BinaryOp, GluOp, Layout, Op, Source, Spec, Task, UnaryOp};
+
+use llada_npu_ffi::ggml::Type;
+use llada_npu_kernels::WeightType;
 
 use crate::knobs::KnobError;
 
@@ -15,15 +24,16 @@ pub trait Accelerator: std::fmt::Debug + Send {
     /// Returns the name, for people.
     fn name(&self) -> &'static str;
 
-    /// Tells whether a product of this shape can be computed.
-    fn supports_mul_mat(&self, shape: &MulMatShape) -> bool;
+    /// Tells whether an operation can be computed, wherever its data lies.
+    fn supports(&self, spec: &Spec) -> bool;
 
-    /// Computes a product; `op.dst` is written entirely, or left in any state on failure.
+    /// Computes an operation that is supported; `task.dst` is written entirely where its strides leave no gaps, or left
+    /// in any state on failure.
     ///
     /// # Errors
     ///
-    /// When the operands are not those of a product, or the device failed.
-    fn mul_mat(&mut self, op: MulMat<'_>) -> Result<(), DeviceError>;
+    /// When the operands are not those of the operation, or the device failed.
+    fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError>;
 
     /// Uses `n_threads` threads of the host from now on, the caller's among them; 0 is taken as 1.
     ///
@@ -33,12 +43,93 @@ pub trait Accelerator: std::fmt::Debug + Send {
     fn set_n_threads(&mut self, n_threads: usize) -> Result<(), DeviceError>;
 }
 
+/// What is wrong with the operands of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperandError {
+    /// An operand is not there.
+    #[error("src{src} is missing")]
+    Missing {
+        /// Number of the operand.
+        src: usize,
+    },
+    /// An operand may not be the result's memory.
+    #[error("src{src} is computed in place")]
+    InPlace {
+        /// Number of the operand.
+        src: usize,
+    },
+    /// No kernel takes the type.
+    #[error("src{src}: no kernel for ggml type {}", type_.0)]
+    Type {
+        /// Number of the operand.
+        src: usize,
+        /// The type.
+        type_: Type,
+    },
+    /// The result is not of the type, shape or strides that the operation gives.
+    #[error("dst: another layout than the operation gives")]
+    Dst,
+    /// Row lengths differ.
+    #[error("rows of {k0} weights and {k1} activations")]
+    RowLength {
+        /// Elements of a row of `src0`.
+        k0: usize,
+        /// Elements of a row of `src1`.
+        k1: usize,
+    },
+    /// A row is not whole blocks.
+    #[error("row of {k} elements is not whole blocks of {}", ty.name())]
+    PartialBlock {
+        /// Type of the weights.
+        ty: WeightType,
+        /// Elements of a row.
+        k: usize,
+    },
+    /// An outer dimension of `src1` is not a multiple of that of `src0`.
+    #[error("dimension {dim}: {ne0} weight planes cannot repeat to {ne1}")]
+    Broadcast {
+        /// The dimension, 2 or 3.
+        dim: usize,
+        /// Size in `src0`.
+        ne0: usize,
+        /// Size in `src1`.
+        ne1: usize,
+    },
+    /// Elements of a row are apart.
+    #[error("src{src}: elements {nb} bytes apart, expected {expected}")]
+    RowStride {
+        /// Number of the operand.
+        src: usize,
+        /// Stride found.
+        nb: usize,
+        /// Stride of contiguous rows.
+        expected: usize,
+    },
+    /// The bytes of an operand end before its last element (or its size overflows).
+    #[error("src{src}: {available} bytes are fewer than its shape spans")]
+    TooShort {
+        /// Number of the operand.
+        src: usize,
+        /// Bytes there are.
+        available: usize,
+    },
+    /// The output has not the size of the product.
+    #[error("dst: {len} elements, expected {expected}")]
+    OutputLength {
+        /// Elements there are.
+        len: usize,
+        /// Elements of the product (`usize::MAX` on overflow).
+        expected: usize,
+    },
+}
+
 /// Why a device could not be made, or did not compute.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The operands are not those of a product.
-    #[error("mul_mat: {0}")]
+    /// The operands are not those of the operation.
+    #[error("operands: {0}")]
     Operands(#[from] OperandError),
     /// No memory for packed operands.
     #[error("no memory for {size_bytes} bytes of packed activations")]

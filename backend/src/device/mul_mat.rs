@@ -1,6 +1,10 @@
 //! The operands of ggml's `MUL_MAT`, with every extent checked before anything is read.
 
+use bytemuck::try_cast_slice_mut;
+use llada_npu_ffi::ggml::Type;
 use llada_npu_kernels::WeightType;
+
+use super::{Layout, OperandError, Source, Spec, Task};
 
 /// Bytes of a tensor and how they are laid out.
 #[derive(Clone, Copy, Debug)]
@@ -44,65 +48,36 @@ pub struct MulMatShape {
     pub nb1: [usize; 4],
 }
 
-/// What is wrong with the operands of a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OperandError {
-    /// Row lengths differ.
-    #[error("rows of {k0} weights and {k1} activations")]
-    RowLength {
-        /// Elements of a row of `src0`.
-        k0: usize,
-        /// Elements of a row of `src1`.
-        k1: usize,
-    },
-    /// A row is not whole blocks.
-    #[error("row of {k} elements is not whole blocks of {}", ty.name())]
-    PartialBlock {
-        /// Type of the weights.
-        ty: WeightType,
-        /// Elements of a row.
-        k: usize,
-    },
-    /// An outer dimension of `src1` is not a multiple of that of `src0`.
-    #[error("dimension {dim}: {ne0} weight planes cannot repeat to {ne1}")]
-    Broadcast {
-        /// The dimension, 2 or 3.
-        dim: usize,
-        /// Size in `src0`.
-        ne0: usize,
-        /// Size in `src1`.
-        ne1: usize,
-    },
-    /// Elements of a row are apart.
-    #[error("src{src}: elements {nb} bytes apart, expected {expected}")]
-    RowStride {
-        /// Number of the operand.
-        src: usize,
-        /// Stride found.
-        nb: usize,
-        /// Stride of contiguous rows.
-        expected: usize,
-    },
-    /// The bytes of an operand end before its last element (or its size overflows).
-    #[error("src{src}: {available} bytes are fewer than its shape spans")]
-    TooShort {
-        /// Number of the operand.
-        src: usize,
-        /// Bytes there are.
-        available: usize,
-    },
-    /// The output has not the size of the product.
-    #[error("dst: {len} elements, expected {expected}")]
-    OutputLength {
-        /// Elements there are.
-        len: usize,
-        /// Elements of the product (`usize::MAX` on overflow).
-        expected: usize,
-    },
-}
-
 impl MulMatShape {
+    /// Reads the shape of a product: f32 `src1` and contiguous f32 result, `src0` of a type with kernels.
+    ///
+    /// # Errors
+    ///
+    /// When it is another.
+    pub fn of(spec: &Spec) -> Result<Self, OperandError> {
+        let (src0, src1) = (spec.src(0)?, spec.src(1)?);
+        let type_ = src0.type_;
+        let ty = WeightType::from_ggml_type(type_.0).ok_or(OperandError::Type { src: 0, type_ })?;
+        if src1.type_ != Type::F32 {
+            let type_ = src1.type_;
+            return Err(OperandError::Type { src: 1, type_ });
+        }
+        let [_, m, ne2, ne3] = src1.ne;
+        let is_product = |dst: &Layout| {
+            dst.type_ == Type::F32 && dst.ne == [src0.ne[1], m, ne2, ne3] && dst.is_contiguous(4)
+        };
+        if !is_product(&spec.dst) {
+            return Err(OperandError::Dst);
+        }
+        Ok(Self {
+            ty,
+            ne0: src0.ne,
+            nb0: src0.nb,
+            ne1: src1.ne,
+            nb1: src1.nb,
+        })
+    }
+
     /// Checks that this is a product the kernels can compute.
     ///
     /// # Errors
@@ -165,7 +140,35 @@ fn span_bytes(ty: WeightType, ne: [usize; 4], nb: [usize; 4]) -> Option<usize> {
     })
 }
 
-impl MulMat<'_> {
+impl<'a> MulMat<'a> {
+    /// Takes the operands of a product.
+    ///
+    /// # Errors
+    ///
+    /// When they are not those of a product; their extents are not checked yet ([`Self::check`]).
+    pub fn new(task: Task<'a>) -> Result<Self, OperandError> {
+        let shape = MulMatShape::of(&task.spec)?;
+        let data = |src: usize| match task.srcs[src] {
+            Source::Data(data) => Ok(data),
+            Source::InPlace => Err(OperandError::InPlace { src }),
+            Source::Missing => Err(OperandError::Missing { src }),
+        };
+        Ok(Self {
+            ty: shape.ty,
+            src0: Operand {
+                data: data(0)?,
+                ne: shape.ne0,
+                nb: shape.nb0,
+            },
+            src1: Operand {
+                data: data(1)?,
+                ne: shape.ne1,
+                nb: shape.nb1,
+            },
+            dst: try_cast_slice_mut(task.dst).map_err(|_unaligned| OperandError::Dst)?,
+        })
+    }
+
     /// Returns shapes and strides.
     #[must_use]
     pub fn shape(&self) -> MulMatShape {

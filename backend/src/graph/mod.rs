@@ -1,33 +1,27 @@
 //! Reading a ggml graph: what each node is, what it costs, and who computes it.
 //!
 //! A graph is cut into [`Segment`]s: single nodes that we compute, and runs of nodes that the host's CPU backend
-//! computes in one call. Planning is pure; [`describe`] is the only part that looks at a graph.
+//! computes in one call. Planning is pure; [`describe`] and [`classify`] are the only parts that look at a graph.
 
 #![deny(unsafe_code)]
 
 mod segment;
 
-pub use segment::{Segment, Work, n_threads_for, segments};
+pub use segment::{Segment, Work, cut, n_threads_for};
 
-use llada_npu_ffi::ggml::Type;
+use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
-use llada_npu_ffi::ggml::types::{Op, OpCodes};
-use llada_npu_kernels::WeightType;
 
-use crate::device::MulMatShape;
+use crate::device::{Layout, Op, Spec};
 
-/// Says what a node is, given which products are computed by us.
+/// Says what a node is, given which operations are computed by us.
 #[must_use]
-pub fn describe(
-    codes: &OpCodes,
-    node: Node<'_>,
-    is_native: impl FnOnce(&MulMatShape) -> bool,
-) -> Work {
+pub fn classify(codes: &OpCodes, node: Node<'_>, is_native: impl FnOnce(&Spec) -> bool) -> Work {
     let op = codes.classify(node.op_code());
-    if !codes.is_computed(node.flags()) || matches!(op, Op::None | Op::View) {
+    if !codes.is_computed(node.flags()) || matches!(op, op::Op::None | op::Op::View) {
         return Work::Nothing;
     }
-    if op == Op::MulMat && mul_mat_shape(node).is_some_and(|shape| is_native(&shape)) {
+    if describe(codes, node).is_some_and(|spec| is_native(&spec)) {
         return Work::Native;
     }
     Work::Delegated {
@@ -35,34 +29,40 @@ pub fn describe(
     }
 }
 
-/// Returns the shape of a `MUL_MAT` node whose types are those of our kernels: f32 activations and result, and weights
-/// of a [`WeightType`].
+/// Reads an operation that we may have a kernel for; `None` for all others.
 #[must_use]
-pub fn mul_mat_shape(node: Node<'_>) -> Option<MulMatShape> {
-    let (src0, src1) = (node.src(0)?, node.src(1)?);
-    if src1.type_() != Type::F32 || node.type_() != Type::F32 {
-        return None;
+pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
+    let params = node.op_params();
+    let op = match codes.classify(node.op_code()) {
+        // The first parameter is a wish for precision, which we meet; others change what is computed or how.
+        op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
+        _ => return None,
+    };
+    let mut srcs = [None; _];
+    for (i, src) in srcs.iter_mut().enumerate() {
+        *src = match node.src(i) {
+            Some(node) => Some(layout(node)?),
+            None => None,
+        };
     }
-    // The first parameter is a wish for precision, which we meet; others change what is computed or how.
-    if node.op_params()[1..].iter().any(|&param| param != 0) {
-        return None;
+    let dst = layout(node)?;
+    Some(Spec { op, dst, srcs })
+}
+
+fn layout(node: Node<'_>) -> Option<Layout> {
+    let mut ne = [0; 4];
+    for (size, ne) in ne.iter_mut().zip(node.ne()) {
+        *size = usize::try_from(ne).ok()?;
     }
-    Some(MulMatShape {
-        ty: WeightType::from_ggml_type(src0.type_().0)?,
-        ne0: sizes(src0.ne())?,
-        nb0: src0.nb(),
-        ne1: sizes(src1.ne())?,
-        nb1: src1.nb(),
+    Some(Layout {
+        type_: node.type_(),
+        ne,
+        nb: node.nb(),
     })
 }
 
-fn sizes(ne: [i64; 4]) -> Option<[usize; 4]> {
-    let [a, b, c, d] = ne.map(usize::try_from);
-    Some([a.ok()?, b.ok()?, c.ok()?, d.ok()?])
-}
-
 /// Estimates the work of a delegated node in element operations.
-fn cost(op: Op, node: Node<'_>) -> u64 {
+fn cost(op: op::Op, node: Node<'_>) -> u64 {
     let elements = |i: usize| node.src(i).map_or(0, Node::n_elements);
     let ne = |i: usize, dim: usize| {
         node.src(i)
@@ -70,9 +70,9 @@ fn cost(op: Op, node: Node<'_>) -> u64 {
     };
     match op {
         // Every element of the result is a sum over the rows of the weights.
-        Op::MulMat | Op::MulMatId => node.n_elements().saturating_mul(ne(0, 0)),
+        op::Op::MulMat | op::Op::MulMatId => node.n_elements().saturating_mul(ne(0, 0)),
         // Every element of the queries meets every key, and their weight every value.
-        Op::FlashAttnExt => elements(0).saturating_mul(ne(1, 1)).saturating_mul(2),
+        op::Op::FlashAttnExt => elements(0).saturating_mul(ne(1, 1)).saturating_mul(2),
         _ => node.n_elements().max(elements(0)).max(elements(1)),
     }
 }

@@ -32,10 +32,10 @@ pub enum Segment {
     },
 }
 
-/// Cuts a graph into segments, in order. Nodes that ask for nothing are left out at the ends of runs.
-#[must_use]
-pub fn segments(work: &[Work]) -> Vec<Segment> {
-    let mut segments = Vec::new();
+/// Cuts a graph into segments, in order, in place of what `segments` has. Nodes that ask for nothing are left out at the
+/// ends of runs.
+pub fn cut(work: &[Work], segments: &mut Vec<Segment>) {
+    segments.clear();
     for (i, &work) in work.iter().enumerate() {
         match (work, segments.last_mut()) {
             (Work::Nothing, _) => {}
@@ -59,7 +59,6 @@ pub fn segments(work: &[Work]) -> Vec<Segment> {
             }),
         }
     }
-    segments
 }
 
 /// Element operations that are worth waking another thread of the host for.
@@ -78,6 +77,12 @@ mod tests {
     use super::*;
 
     const SMALL: Work = Work::Delegated { cost: 2 };
+
+    fn segments(work: &[Work]) -> Vec<Segment> {
+        let mut segments = vec![Segment::Native(99)];
+        cut(work, &mut segments);
+        segments
+    }
 
     fn run(nodes: Range<usize>, cost: u64, n_delegated: usize) -> Segment {
         Segment::Delegated {

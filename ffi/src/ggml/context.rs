@@ -11,6 +11,17 @@ use super::api::Api;
 use super::sys;
 use super::types::Type;
 
+/// A builder of one operand.
+pub(crate) type Builder1 =
+    unsafe extern "C" fn(*mut sys::ggml_context, *mut sys::ggml_tensor) -> *mut sys::ggml_tensor;
+
+/// A builder of two operands.
+pub(crate) type Builder2 = unsafe extern "C" fn(
+    *mut sys::ggml_context,
+    *mut sys::ggml_tensor,
+    *mut sys::ggml_tensor,
+) -> *mut sys::ggml_tensor;
+
 /// Owning handle of a `ggml_context` that holds tensor descriptions but no tensor data.
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -111,6 +122,10 @@ impl Tensor {
 
     pub(crate) fn flags(&self) -> i32 {
         self.field(|t| t.flags)
+    }
+
+    pub(crate) fn op_param(&self, i: usize) -> i32 {
+        self.field(|t| t.op_params[i])
     }
 }
 
@@ -260,6 +275,47 @@ impl Context {
         // SAFETY: context and operand are alive.
         self.build(&[a], |api, ctx| unsafe {
             (api.ggml_rms_norm)(ctx, a.raw.as_ptr(), eps)
+        })
+    }
+
+    /// Normalisation of each row to mean 0 and variance 1.
+    #[must_use]
+    pub fn norm(&self, a: &Tensor, eps: f32) -> Tensor {
+        // SAFETY: context and operand are alive.
+        self.build(&[a], |api, ctx| unsafe {
+            (api.ggml_norm)(ctx, a.raw.as_ptr(), eps)
+        })
+    }
+
+    /// `a * s + b`.
+    #[must_use]
+    pub fn scale(&self, a: &Tensor, s: f32, b: f32) -> Tensor {
+        // SAFETY: context and operand are alive.
+        self.build(&[a], |api, ctx| unsafe {
+            (api.ggml_scale_bias)(ctx, a.raw.as_ptr(), s, b)
+        })
+    }
+
+    /// Calls a builder of one operand.
+    pub(crate) fn build_1(&self, builder: Builder1, a: &Tensor) -> Tensor {
+        // SAFETY: context and operand are alive; the builder is one of ggml's.
+        self.build(&[a], |_api, ctx| unsafe { builder(ctx, a.raw.as_ptr()) })
+    }
+
+    /// Calls a builder of two operands.
+    pub(crate) fn build_2(&self, builder: Builder2, a: &Tensor, b: &Tensor) -> Tensor {
+        // SAFETY: context and operands are alive; the builder is one of ggml's.
+        self.build(&[a, b], |_api, ctx| unsafe {
+            builder(ctx, a.raw.as_ptr(), b.raw.as_ptr())
+        })
+    }
+
+    /// `swish(min(a, limit), alpha) * (clamp(b, ±limit) + 1)`.
+    #[must_use]
+    pub(crate) fn swiglu_oai(&self, a: &Tensor, b: &Tensor, alpha: f32, limit: f32) -> Tensor {
+        // SAFETY: context and operands are alive.
+        self.build(&[a, b], |api, ctx| unsafe {
+            (api.ggml_swiglu_oai)(ctx, a.raw.as_ptr(), b.raw.as_ptr(), alpha, limit)
         })
     }
 

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `sys` | raw types of the pinned headers, generated; private to this crate |
 //! | [`api`] | the table of functions, looked up at run time |
-//! | [`types`] | ggml's type, status and operation codes |
+//! | [`types`] | ggml's type and status codes |
+//! | [`op`] | ggml's operations, and the host's codes for them |
 //! | [`context`] | contexts, tensors and the graph builders |
 //! | [`memory`] | tensors with data: static sets and graphs that can run |
 //! | [`plugin`] | our own backend: vtables made of safe traits |
@@ -21,6 +22,7 @@ pub mod context;
 pub mod layouts;
 pub mod log;
 pub mod memory;
+pub mod op;
 pub mod plugin;
 #[expect(
     non_camel_case_types,
@@ -36,4 +38,5 @@ pub use api::{Api, ApiError};
 pub use backend::{Backend, Buffer, BufferType};
 pub use context::{Context, Graph, Tensor};
 pub use memory::{GraphRunner, TensorSet};
-pub use types::{Op, OpCodes, Status, Type};
+pub use op::{Op, OpCodes};
+pub use types::{Status, Type};

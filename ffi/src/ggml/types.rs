@@ -1,7 +1,6 @@
-//! ggml's codes as values: element types, statuses and operations.
+//! ggml's codes as values: element types and statuses.
 
 use super::api::Api;
-use super::context::Context;
 use super::sys;
 
 /// An element type, by ggml's number (type numbers are part of the file format and never change).
@@ -77,83 +76,5 @@ impl Status {
         } else {
             Err(Self(raw))
         }
-    }
-}
-
-/// An operation that the backend treats in a way of its own; everything else is delegated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// No operation: an input or a weight.
-    None,
-    /// Same data under another shape or place: `VIEW`, `RESHAPE`, `PERMUTE`, `TRANSPOSE`.
-    View,
-    /// `MUL_MAT`.
-    MulMat,
-    /// `MUL_MAT_ID`.
-    MulMatId,
-    /// `FLASH_ATTN_EXT`.
-    FlashAttnExt,
-    /// Anything else.
-    Other,
-}
-
-/// The host's operation codes and flags. Codes move between ggml releases, so they are read from tensors that the
-/// host's own builders made.
-#[derive(Clone, Copy, Debug)]
-pub struct OpCodes {
-    none: u32,
-    views: [u32; 4],
-    mul_mat: u32,
-    mul_mat_id: u32,
-    flash_attn_ext: u32,
-    /// Set on nodes that are to be computed; 0 where the host has no such flag.
-    compute_flag: i32,
-}
-
-impl OpCodes {
-    /// Asks the host's builders for their codes.
-    #[must_use]
-    pub fn probe(api: &'static Api) -> Self {
-        let ctx = Context::new(api, 16, 16);
-        let a = ctx.new_tensor(Type::F32, &[32, 4]);
-        let views = [
-            ctx.reshape_2d(&a, 4, 32).op_code(),
-            ctx.view_2d(&a, 2, 2, 128, 0).op_code(),
-            ctx.permute(&a, [1, 0, 2, 3]).op_code(),
-            ctx.transpose(&a).op_code(),
-        ];
-        let rows = ctx.new_tensor(Type::F32, &[32, 1, 4]);
-        let ids = ctx.new_tensor(Type::I32, &[1, 4]);
-        let mask = ctx.new_tensor(Type::F16, &[4, 64]);
-        let product = ctx.mul_mat(&a, &a);
-        let before = product.flags();
-        ctx.new_graph(16).build_forward_expand(&product);
-        Self {
-            none: a.op_code(),
-            views,
-            mul_mat: product.op_code(),
-            mul_mat_id: ctx.mul_mat_id(&a, &rows, &ids).op_code(),
-            flash_attn_ext: ctx.flash_attn_ext(&a, &a, &a, &mask, 1.0).op_code(),
-            compute_flag: product.flags() & !before,
-        }
-    }
-
-    /// Classifies a code.
-    #[must_use]
-    pub fn classify(&self, code: u32) -> Op {
-        match code {
-            c if c == self.none => Op::None,
-            c if self.views.contains(&c) => Op::View,
-            c if c == self.mul_mat => Op::MulMat,
-            c if c == self.mul_mat_id => Op::MulMatId,
-            c if c == self.flash_attn_ext => Op::FlashAttnExt,
-            _ => Op::Other,
-        }
-    }
-
-    /// Tells whether a node with these flags is to be computed; a graph may carry others.
-    #[must_use]
-    pub fn is_computed(&self, flags: i32) -> bool {
-        self.compute_flag == 0 || flags & self.compute_flag != 0
     }
 }

@@ -11,20 +11,20 @@ mod tests;
 use llada_npu_kernels::op::mul_mat::MulMat as Kernel;
 use llada_npu_kernels::{WeightType, registry};
 
-use crate::device::{Accelerator, DeviceError, MulMat, MulMatShape};
+use crate::device::{Accelerator, DeviceError, MulMat, MulMatShape, Op, OperandError, Spec, Task};
 use crate::knobs::LLADA_NPU_KERNEL;
 use mul_mat::{Scratch, index};
 use pool::Pool;
 
 /// A kernel and its name.
-type Chosen = (&'static str, Kernel);
+type Chosen<F> = (&'static str, F);
 
 /// Owning: the host's CPU as a device, with threads of its own.
 #[derive(Debug)]
 pub struct Host {
     pool: Pool,
     /// In the order of [`WeightType::ALL`].
-    kernels: [Chosen; 4],
+    kernels: [Chosen<Kernel>; 4],
     scratch: Scratch,
 }
 
@@ -55,6 +55,12 @@ impl Host {
         })
     }
 
+    /// Computes a product.
+    fn mul_mat(&mut self, op: MulMat<'_>) -> Result<(), DeviceError> {
+        let (_, kernel) = &self.kernels[index(op.ty)];
+        mul_mat::run(&mut self.pool, kernel, &mut self.scratch, op)
+    }
+
     /// Returns the name of the kernel for each weight type.
     pub fn kernel_names(&self) -> impl Iterator<Item = (WeightType, &'static str)> {
         self.kernels
@@ -63,28 +69,53 @@ impl Host {
     }
 }
 
-/// Returns the named kernels, and the best ones for types none is named for.
-fn choose(names: &[String]) -> Result<[Chosen; 4], DeviceError> {
-    let mut kernels = WeightType::ALL.map(|ty| registry::best(registry::mul_mat(ty)));
-    for name in names {
-        let mut lists = WeightType::ALL.iter().flat_map(|ty| registry::mul_mat(*ty));
-        let Some(kernel) = lists.find(|kernel| kernel.name == name) else {
-            let known = WeightType::ALL
-                .iter()
-                .flat_map(|ty| registry::mul_mat(*ty))
-                .map(|kernel| kernel.name);
-            return Err(DeviceError::UnknownKernel {
-                name: name.clone(),
-                known: known.collect(),
-            });
-        };
-        let selected = kernel
-            .select()
-            .ok_or_else(|| DeviceError::KernelUnavailable { name: name.clone() })?;
-        let ty = selected.ty();
-        kernels[index(ty)] = (kernel.name, selected);
+/// Tells whether a host computes the operation: the same answer for every host.
+#[must_use]
+pub fn supports(spec: &Spec) -> bool {
+    check(spec).is_ok()
+}
+
+fn check(spec: &Spec) -> Result<(), OperandError> {
+    match spec.op {
+        Op::MulMat => MulMatShape::of(spec)?.check(),
     }
-    Ok(kernels)
+}
+
+/// Returns the named kernels, and the best ones for types none is named for.
+fn choose(names: &[String]) -> Result<[Chosen<Kernel>; 4], DeviceError> {
+    if let Some(name) = names
+        .iter()
+        .find(|name| !registry::names().any(|known| known == **name))
+    {
+        return Err(DeviceError::UnknownKernel {
+            name: name.clone(),
+            known: registry::names().collect(),
+        });
+    }
+    let [f32, f16, q8_0, q4_0] =
+        WeightType::ALL.map(|ty| choose_from(registry::mul_mat(ty), names));
+    Ok([f32?, f16?, q8_0?, q4_0?])
+}
+
+/// Returns the kernel of a list that is named last, or the best one if none is named.
+fn choose_from<F>(
+    list: &'static [registry::Kernel<F>],
+    names: &[String],
+) -> Result<Chosen<F>, DeviceError> {
+    let mut named = names
+        .iter()
+        .rev()
+        .filter_map(|name| list.iter().find(|k| k.name == name));
+    let Some(kernel) = named.next() else {
+        return Ok(registry::best(list));
+    };
+    let name = kernel.name;
+    kernel
+        .select()
+        .map(|selected| (name, selected))
+        .ok_or_else(|| DeviceError::KernelUnavailable {
+            name: name.to_owned(),
+        })
 }
 
 impl Accelerator for Host {
@@ -92,13 +123,14 @@ impl Accelerator for Host {
         "host"
     }
 
-    fn supports_mul_mat(&self, shape: &MulMatShape) -> bool {
-        shape.check().is_ok()
+    fn supports(&self, spec: &Spec) -> bool {
+        supports(spec)
     }
 
-    fn mul_mat(&mut self, op: MulMat<'_>) -> Result<(), DeviceError> {
-        let (_, kernel) = &self.kernels[index(op.ty)];
-        mul_mat::run(&mut self.pool, kernel, &mut self.scratch, op)
+    fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
+        match task.spec.op {
+            Op::MulMat => self.mul_mat(MulMat::new(task)?),
+        }
     }
 
     fn set_n_threads(&mut self, n_threads: usize) -> Result<(), DeviceError> {

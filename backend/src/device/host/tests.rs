@@ -4,7 +4,9 @@ use llada_npu_kernels::WeightType;
 use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row, quantize_row_q8_0};
 
 use super::*;
-use crate::device::{Operand, OperandError};
+use llada_npu_ffi::ggml::Type;
+
+use crate::device::{Layout, Operand, OperandError};
 
 /// Operands with strides of their own.
 struct Case {
@@ -334,14 +336,29 @@ fn several_kernels_can_be_named_at_once() {
 fn what_is_supported_is_what_is_computed() {
     let host = Host::with_kernels(1, &[]).unwrap();
     let case = Case::new(WeightType::Q4_0, [64, 4, 2, 1], 3, [2, 1], PLAIN, 0);
-    let mut shape = MulMatShape {
-        ty: case.ty,
-        ne0: case.ne0,
-        nb0: case.nb0,
-        ne1: case.ne1,
-        nb1: case.nb1,
+    let layout = |id, ne, nb| Layout {
+        type_: Type(id),
+        ne,
+        nb,
     };
-    assert!(host.supports_mul_mat(&shape));
-    shape.nb1[0] = 8;
-    assert!(!host.supports_mul_mat(&shape));
+    let mut spec = Spec {
+        op: Op::MulMat,
+        dst: Layout::contiguous(Type::F32, 4, [4, 3, 4, 1]),
+        srcs: [None; _],
+    };
+    assert!(!host.supports(&spec));
+    spec.srcs[0] = Some(layout(Type::Q4_0.0, case.ne0, case.nb0));
+    spec.srcs[1] = Some(layout(Type::F32.0, case.ne1, case.nb1));
+    assert!(host.supports(&spec));
+    let with = |change: fn(&mut Spec)| {
+        let mut spec = spec;
+        change(&mut spec);
+        host.supports(&spec)
+    };
+    assert!(!with(|s| s.dst.ne[1] = 4));
+    assert!(!with(|s| s.dst.nb[1] = 64));
+    assert!(!with(|s| s.dst.type_ = Type::F16));
+    assert!(!with(|s| s.srcs[0].as_mut().unwrap().type_ = Type::BF16));
+    assert!(!with(|s| s.srcs[1].as_mut().unwrap().type_ = Type::F16));
+    assert!(!with(|s| s.srcs[1].as_mut().unwrap().nb[0] = 8));
 }

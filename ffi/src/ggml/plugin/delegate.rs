@@ -55,7 +55,7 @@ impl Delegate {
     /// The nodes are live tensors in memory that the CPU can use and that nobody else touches during the call.
     pub(super) unsafe fn compute(
         &mut self,
-        nodes: &[NonNull<sys::ggml_tensor>],
+        nodes: impl ExactSizeIterator<Item = NonNull<sys::ggml_tensor>>,
         n_threads: u32,
     ) -> Result<(), Status> {
         if nodes.len() > self.graph_size {

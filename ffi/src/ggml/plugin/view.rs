@@ -85,6 +85,12 @@ impl<'a> Node<'a> {
         &self.raw().op_params
     }
 
+    /// Returns the host's name of the operation.
+    #[must_use]
+    pub fn op_name(self) -> String {
+        self.api.op_name(self.op_code())
+    }
+
     /// Returns the flags.
     #[must_use]
     pub fn flags(self) -> i32 {
@@ -134,6 +140,11 @@ impl<'a> Node<'a> {
         })
     }
 
+    /// Tells whether type, shape and strides are those of `other`.
+    fn same_layout(self, other: Self) -> bool {
+        self.type_() == other.type_() && self.ne() == other.ne() && self.nb() == other.nb()
+    }
+
     /// Returns the bytes of the data, if all of them lie in the tensor's buffer.
     fn data(self) -> Option<(NonNull<u8>, usize)> {
         let buffer = self.buffer()?;
@@ -149,28 +160,28 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Bytes of a tensor and how they are laid out.
-#[derive(Clone, Copy, Debug)]
-pub struct Operand<'a> {
-    /// The data, first element first.
-    pub data: &'a [u8],
-    /// Shape, ggml order.
-    pub ne: [usize; 4],
-    /// Strides in bytes.
-    pub nb: [usize; 4],
+/// Most operands that [`GraphView::operands`] lends.
+pub const MAX_OPERANDS: usize = 5;
+
+/// The data of one operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// There is no such operand.
+    #[default]
+    Missing,
+    /// It is the result's memory, type, shape and strides the same: what the result holds before it is written.
+    InPlace,
+    /// Bytes that the result does not overlap, first element first. Operands may overlap one another.
+    Data(&'a [u8]),
 }
 
-/// The operands of a `MUL_MAT` node: `src0` `[k, n, …]`, `src1` `[k, m, …]` → `dst` `[n, m, …]`.
+/// The data of a node: its operands to read, its result to write.
 #[derive(Debug)]
-pub struct MulMat<'a> {
-    /// Element type of `src0`.
-    pub type0: Type,
-    /// The weights.
-    pub src0: Operand<'a>,
-    /// The activations, f32.
-    pub src1: Operand<'a>,
-    /// The product, contiguous f32 of shape `[n, m, ne2, ne3]` with the outer dimensions of `src1`.
-    pub dst: &'a mut [f32],
+pub struct Operands<'a> {
+    /// The result, from its first element to its last, gaps of its strides included.
+    pub dst: &'a mut [u8],
+    /// The operands.
+    pub srcs: [Source<'a>; MAX_OPERANDS],
 }
 
 /// Non-owning view of a graph that is to be computed.
@@ -218,56 +229,33 @@ impl GraphView<'_> {
         unsafe { Node::new(self.api, raw) }
     }
 
-    /// Borrows the data of the `MUL_MAT` node `i`. `None` where it is not as [`MulMat`] says, or operands overlap the
-    /// result, or something does not lie in its buffer.
-    pub fn mul_mat(&mut self, i: usize) -> Option<MulMat<'_>> {
+    /// Borrows the data of node `i`. `None` where an operand overlaps the result without being the same
+    /// ([`Source::InPlace`]), where something does not lie in its buffer, or where there are more operands than
+    /// [`MAX_OPERANDS`].
+    pub fn operands(&mut self, i: usize) -> Option<Operands<'_>> {
         let node = self.node(i);
-        let (src0, src1) = (node.src(0)?, node.src(1)?);
-        let ne = sizes(node.ne())?;
-        let (ne0, ne1) = (sizes(src0.ne())?, sizes(src1.ne())?);
-        let shapes = ne0[0] == ne1[0]
-            && ne[0] == ne0[1]
-            && ne[1..] == ne1[1..]
-            && ne0[2] > 0
-            && ne0[3] > 0
-            && ne1[2].is_multiple_of(ne0[2])
-            && ne1[3].is_multiple_of(ne0[3]);
-        let types = src1.type_() == Type::F32 && node.type_() == Type::F32;
-        if !shapes || !types || !is_contiguous_f32(ne, node.nb()) {
+        let (dst, dst_bytes) = node.data()?;
+        if node.src(MAX_OPERANDS).is_some() {
             return None;
         }
-        let (dst_data, dst_bytes) = node.data()?;
-        let (data0, bytes0) = src0.data()?;
-        let (data1, bytes1) = src1.data()?;
-        if overlap((data0, bytes0), (dst_data, dst_bytes))
-            || overlap((data1, bytes1), (dst_data, dst_bytes))
-            || !dst_data.cast::<f32>().is_aligned()
-        {
-            return None;
+        let mut srcs = [Source::Missing; MAX_OPERANDS];
+        for (i, source) in srcs.iter_mut().enumerate() {
+            let Some(src) = node.src(i) else { continue };
+            let (data, bytes) = src.data()?;
+            if !overlap((data, bytes), (dst, dst_bytes)) {
+                // SAFETY: the bytes lie in the operand's buffer (`data`), are initialised as buffers start zeroed, do
+                // not overlap what is lent for writing, and nobody else writes them while the graph is borrowed (`new`).
+                *source = Source::Data(unsafe { std::slice::from_raw_parts(data.as_ptr(), bytes) });
+            } else if data == dst && src.same_layout(node) {
+                *source = Source::InPlace;
+            } else {
+                return None;
+            }
         }
-        // SAFETY: the bytes lie in the operand's buffer (`data`), are initialised as buffers start zeroed, and nobody
-        // writes them while the graph is borrowed (`new`).
-        let bytes0 = unsafe { std::slice::from_raw_parts(data0.as_ptr(), bytes0) };
-        // SAFETY: as above.
-        let bytes1 = unsafe { std::slice::from_raw_parts(data1.as_ptr(), bytes1) };
-        let n = dst_bytes / size_of::<f32>();
-        // SAFETY: the bytes lie in the node's buffer, are aligned, overlap no operand (checked above), and nobody else
-        // touches them while the graph is borrowed (`new`).
-        let dst = unsafe { std::slice::from_raw_parts_mut(dst_data.cast().as_ptr(), n) };
-        Some(MulMat {
-            type0: src0.type_(),
-            src0: Operand {
-                data: bytes0,
-                ne: ne0,
-                nb: src0.nb(),
-            },
-            src1: Operand {
-                data: bytes1,
-                ne: ne1,
-                nb: src1.nb(),
-            },
-            dst,
-        })
+        // SAFETY: the bytes lie in the node's buffer and are initialised, overlap no operand that is lent (checked
+        // above), and nobody else touches them while the graph is borrowed (`new`).
+        let dst = unsafe { std::slice::from_raw_parts_mut(dst.as_ptr(), dst_bytes) };
+        Some(Operands { dst, srcs })
     }
 
     /// Computes the nodes of `range` on the host's CPU backend.
@@ -284,9 +272,9 @@ impl GraphView<'_> {
         n_threads: u32,
     ) -> Result<(), Status> {
         // A view does not give a graph of its own away: the nodes enter one that lives until the next call.
-        let nodes: Vec<NonNull<sys::ggml_tensor>> = range.map(|i| self.node(i).raw).collect();
+        let nodes = range.map(|i| self.node(i).raw);
         // SAFETY: live tensors whose memory is ours for the time of the call, by the contract of `new`.
-        unsafe { delegate.compute(&nodes, n_threads) }
+        unsafe { delegate.compute(nodes, n_threads) }
     }
 }
 
@@ -311,26 +299,6 @@ impl Device {
     }
 }
 
-fn sizes(ne: [i64; 4]) -> Option<[usize; 4]> {
-    let mut sizes = [0; 4];
-    for (size, ne) in sizes.iter_mut().zip(ne) {
-        *size = usize::try_from(ne).ok()?;
-    }
-    Some(sizes)
-}
-
-/// Tells whether strides are those of contiguous f32; dimensions of one element have no say.
-fn is_contiguous_f32(ne: [usize; 4], nb: [usize; 4]) -> bool {
-    let mut expected = size_of::<f32>();
-    for (ne, nb) in ne.into_iter().zip(nb) {
-        if ne != 1 && nb != expected {
-            return false;
-        }
-        expected = expected.saturating_mul(ne);
-    }
-    true
-}
-
 fn overlap(a: (NonNull<u8>, usize), b: (NonNull<u8>, usize)) -> bool {
     let (a_start, b_start) = (a.0.as_ptr() as usize, b.0.as_ptr() as usize);
     a_start < b_start + b.1 && b_start < a_start + a.1
@@ -339,14 +307,6 @@ fn overlap(a: (NonNull<u8>, usize), b: (NonNull<u8>, usize)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn contiguity_ignores_strides_of_single_elements() {
-        assert!(is_contiguous_f32([3, 2, 1, 1], [4, 12, 24, 24]));
-        assert!(is_contiguous_f32([3, 1, 2, 1], [4, 999, 12, 1]));
-        assert!(!is_contiguous_f32([3, 2, 1, 1], [4, 16, 32, 32]));
-        assert!(!is_contiguous_f32([3, 2, 1, 1], [8, 24, 48, 48]));
-    }
 
     #[test]
     fn touching_ranges_do_not_overlap() {

@@ -1,5 +1,6 @@
-//! Every implementation of every operation: the one list that dispatch, tests, benches and the force knob read.
+//! Products.
 
+use super::Kernel;
 use crate::WeightType;
 use crate::generic;
 use crate::op::mul_mat::MulMat;
@@ -7,35 +8,6 @@ use crate::panel::Panel;
 use crate::reference::mul_mat::Reference;
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64;
-
-/// One implementation of an operation.
-#[derive(Debug)]
-pub struct Kernel<F> {
-    /// `{arch}-{types}-{feature}`.
-    pub name: &'static str,
-    select: fn() -> Option<F>,
-}
-
-impl<F> Kernel<F> {
-    /// Returns the implementation if this CPU can run it.
-    pub fn select(&self) -> Option<F> {
-        (self.select)()
-    }
-}
-
-/// Returns the kernel named first that this CPU can run.
-///
-/// # Panics
-///
-/// Never with the lists of this module: the last of each is always available.
-pub fn best<F>(kernels: &[Kernel<F>]) -> (&'static str, F) {
-    let mut available = kernels
-        .iter()
-        .filter_map(|kernel| Some((kernel.name, kernel.select()?)));
-    available
-        .next()
-        .expect("the last kernel of a list is always available")
-}
 
 /// Returns the kernels of [`crate::op::mul_mat`] for weights of a type: best first, the reference last.
 pub fn mul_mat(ty: WeightType) -> &'static [Kernel<MulMat>] {
@@ -137,34 +109,4 @@ fn panel<M: crate::panel::Micro>(micro: M) -> MulMat {
 
 fn reference(ty: WeightType) -> MulMat {
     MulMat(Box::new(Reference(ty)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_the_last_of_each_list_is_available() {
-        let mut names = Vec::new();
-        for ty in WeightType::ALL {
-            let list = mul_mat(ty);
-            assert!(
-                list.last().is_some_and(|kernel| kernel.select().is_some()),
-                "{ty:?}"
-            );
-            for kernel in list {
-                assert!(kernel.name.contains(ty.name()), "{}", kernel.name);
-                assert!(
-                    kernel.select().is_none_or(|k| k.ty() == ty),
-                    "{}",
-                    kernel.name
-                );
-                names.push(kernel.name);
-            }
-        }
-        let n = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), n);
-    }
 }

@@ -1,0 +1,123 @@
+//! An operation as devices see it: what is asked, how operands lie, and their bytes.
+//!
+//! [`Spec`] is all that decides whether an operation is native: kind and parameters ([`Op`]), types, shapes and strides
+//! ([`Layout`]). [`Task`] adds the data. Shapes and strides are ggml's: fastest dimension first, strides in bytes.
+
+use llada_npu_ffi::ggml::Type;
+pub use llada_npu_ffi::ggml::op::{BinaryOp, GluOp, UnaryOp};
+use llada_npu_ffi::ggml::plugin::view::MAX_OPERANDS;
+pub use llada_npu_ffi::ggml::plugin::view::Source;
+
+use super::OperandError;
+
+/// An operation and its parameters. `src0`… are the operands in ggml's order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Op {
+    /// Matrix product of `src0` and `src1`.
+    MulMat,
+}
+
+/// Type, shape and strides of a tensor in plain memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Element type.
+    pub type_: Type,
+    /// Shape.
+    pub ne: [usize; 4],
+    /// Strides in bytes.
+    pub nb: [usize; 4],
+}
+
+impl Layout {
+    /// Returns the layout of a tensor without gaps whose elements have `type_size` bytes each.
+    #[must_use]
+    pub fn contiguous(type_: Type, type_size: usize, ne: [usize; 4]) -> Self {
+        let mut nb = [type_size; 4];
+        for dim in 1..4 {
+            nb[dim] = nb[dim - 1].saturating_mul(ne[dim - 1]);
+        }
+        Self { type_, ne, nb }
+    }
+
+    /// Tells whether there are no gaps between elements of `type_size` bytes; strides of dimensions of one element have
+    /// no say.
+    #[must_use]
+    pub fn is_contiguous(&self, type_size: usize) -> bool {
+        let mut expected = type_size;
+        for (ne, nb) in self.ne.into_iter().zip(self.nb) {
+            if ne != 1 && nb != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(ne);
+        }
+        true
+    }
+
+    /// Returns the number of elements, or `None` when that overflows.
+    #[must_use]
+    pub fn n_elements(&self) -> Option<usize> {
+        self.ne.iter().try_fold(1usize, |n, &ne| n.checked_mul(ne))
+    }
+
+    /// Returns the number of rows: of all dimensions but the first.
+    #[must_use]
+    pub fn n_rows(&self) -> usize {
+        self.ne[1..].iter().product()
+    }
+}
+
+/// An operation without its data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spec {
+    /// What is asked.
+    pub op: Op,
+    /// The result.
+    pub dst: Layout,
+    /// The operands that are there.
+    pub srcs: [Option<Layout>; MAX_OPERANDS],
+}
+
+impl Spec {
+    /// Returns the layout of operand `i`.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn src(&self, i: usize) -> Result<&Layout, OperandError> {
+        let src = self.srcs.get(i).and_then(Option::as_ref);
+        src.ok_or(OperandError::Missing { src: i })
+    }
+}
+
+/// An operation with its data.
+#[derive(Debug)]
+pub struct Task<'a> {
+    /// What is asked, and how everything lies.
+    pub spec: Spec,
+    /// The result, from its first to its last element.
+    pub dst: &'a mut [u8],
+    /// The operands.
+    pub srcs: [Source<'a>; MAX_OPERANDS],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contiguity_ignores_strides_of_single_elements() {
+        let contiguous = |ne, nb| {
+            let type_ = Type::F32;
+            Layout { type_, ne, nb }.is_contiguous(4)
+        };
+        assert!(contiguous([3, 2, 1, 1], [4, 12, 24, 24]));
+        assert!(contiguous([3, 1, 2, 1], [4, 999, 12, 1]));
+        assert!(!contiguous([3, 2, 1, 1], [4, 16, 32, 32]));
+        assert!(!contiguous([3, 2, 1, 1], [8, 24, 48, 48]));
+        let layout = Layout::contiguous(Type::F16, 2, [3, 2, 5, 1]);
+        assert_eq!(layout.nb, [2, 6, 12, 60]);
+        assert!(layout.is_contiguous(2));
+        assert_eq!((layout.n_elements(), layout.n_rows()), (Some(30), 10));
+    }
+}
