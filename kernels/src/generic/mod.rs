@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+pub(crate) mod attention;
 pub(crate) mod float;
 pub(crate) mod quant;
 

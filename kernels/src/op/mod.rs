@@ -2,5 +2,6 @@
 
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod convert;
 pub mod mul_mat;

@@ -2,8 +2,10 @@
 //!
 //! One file per operation.
 
+mod attention;
 mod mul_mat;
 
+pub use attention::attention;
 pub use mul_mat::mul_mat;
 
 use crate::WeightType;
@@ -42,6 +44,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     WeightType::ALL
         .into_iter()
         .flat_map(|ty| list_names(mul_mat(ty)))
+        .chain(list_names(attention()))
 }
 
 fn list_names<F>(kernels: &'static [Kernel<F>]) -> impl Iterator<Item = &'static str> {
@@ -69,6 +72,7 @@ mod tests {
                 );
             }
         }
+        assert!(attention().last().is_some_and(|k| k.select().is_some()));
         let mut names: Vec<_> = names().collect();
         let n = names.len();
         names.sort_unstable();

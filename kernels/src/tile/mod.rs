@@ -3,6 +3,7 @@
 //! * [`TileType`], [`TileMatrix`] — a weight matrix as a sequence of tiles, packed from ggml's rows a strip of 32 rows at a
 //!   time and, where the format allows it, restored to the very same bytes.
 //! * [`half`] — fp16 tiles of activations, weights and outputs.
+//! * [`kv`] — fp16 tiles of keys and values.
 //! * [`int8`] — tiles of bytes and nibbles as the integer unit takes them.
 //! * `block` — how ggml's blocks read, element by element; `quant` — one tile of quantised weights.
 //!
@@ -33,6 +34,7 @@
 pub(crate) mod block;
 pub mod half;
 pub mod int8;
+pub mod kv;
 mod matrix;
 pub(crate) mod quant;
 mod tile_type;

@@ -157,7 +157,7 @@ fn prepare_group<const HALF: bool>(x: &F32Rows<'_>, group: &mut [u8]) {
 /// Returns the transpose of an 8 x 8 matrix: pairs, then fours inside 128-bit parts, then the parts.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn transpose(m: [__m256; 8]) -> [__m256; 8] {
+pub(super) fn transpose(m: [__m256; 8]) -> [__m256; 8] {
     let zero = _mm256_setzero_ps();
     let (mut a, mut b) = ([zero; 8], [zero; 8]);
     for i in 0..4 {

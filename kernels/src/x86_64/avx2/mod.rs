@@ -1,5 +1,7 @@
 //! AVX2: groups of 8 rows of x.
 
+pub(crate) mod attention;
+mod exp;
 pub(crate) mod float;
 pub(crate) mod quant;
 

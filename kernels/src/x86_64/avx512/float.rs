@@ -154,7 +154,7 @@ fn prepare_group<const HALF: bool>(x: &F32Rows<'_>, group: &mut [u8]) {
 /// Returns the transpose of a 16 x 16 matrix: pairs, then fours inside 128-bit parts, then the parts.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(m: [__m512; 16]) -> [__m512; 16] {
+pub(super) fn transpose(m: [__m512; 16]) -> [__m512; 16] {
     let zero = _mm512_setzero_ps();
     let (mut a, mut b) = ([zero; 16], [zero; 16]);
     for i in 0..8 {

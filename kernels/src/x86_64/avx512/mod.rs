@@ -1,5 +1,7 @@
 //! AVX-512: groups of 16 rows of x.
 
+pub(crate) mod attention;
+mod exp;
 pub(crate) mod float;
 pub(crate) mod quant;
 

@@ -1,0 +1,39 @@
+//! Kernels of [`crate::op::attention`].
+
+use super::Kernel;
+use crate::flash::{Flash, Micro};
+use crate::generic;
+use crate::op::attention::Attention;
+use crate::reference::attention::Reference;
+#[cfg(target_arch = "x86_64")]
+use crate::x86_64;
+
+/// Returns the kernels of [`crate::op::attention`]: best first, the reference last. Each takes every kind of K and V.
+pub fn attention() -> &'static [Kernel<Attention>] {
+    ATTENTION
+}
+
+static ATTENTION: &[Kernel<Attention>] = &[
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "x86_64-attention-avx512f",
+        select: || Some(flash(x86_64::avx512::attention::Avx512::detect()?)),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "x86_64-attention-avx2fma",
+        select: || Some(flash(x86_64::avx2::attention::Avx2::detect()?)),
+    },
+    Kernel {
+        name: "generic-attention",
+        select: || Some(flash(generic::attention::Generic)),
+    },
+    Kernel {
+        name: "reference-attention",
+        select: || Some(Attention(Box::new(Reference))),
+    },
+];
+
+fn flash<M: Micro + 'static>(micro: M) -> Attention {
+    Attention(Box::new(Flash(micro)))
+}
