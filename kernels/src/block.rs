@@ -22,6 +22,15 @@ pub(crate) fn round_to_f16(x: f32) -> f32 {
     f16_to_f32(f32_to_f16(x))
 }
 
+/// Returns the dot product of a block's integers as f32.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "at most 32 * 128 * 127, exact in f32"
+)]
+pub(crate) fn exact(dot: i32) -> f32 {
+    dot as f32
+}
+
 /// Non-owning view of a `Q8_0` block: f16 `d`, then 32 signed bytes; element `i` is `d * q[i]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0<'a>(pub(crate) &'a [u8; Q8_0::SIZE_BYTES]);

@@ -6,8 +6,8 @@
 //! * [`WeightType`], [`WeightRows`], [`F32Rows`] — what the operands are: strided rows of bytes, nothing assumed about
 //!   alignment, every extent checked when a view is made.
 //! * [`tile`] — weight matrices, K and V in the tile formats of the Hexagon matrix unit, packed from ggml's rows and back.
-//! * [`op`] — the safe entries: [`op::mul_mat::MulMat`], [`op::attention::Attention`] and the row conversions of
-//!   [`op::convert`].
+//! * [`op`] — the safe entries: [`op::mul_mat::MulMat`], [`op::gemm::Gemm`] over tiles, [`op::attention::Attention`] and
+//!   the row conversions of [`op::convert`].
 //! * [`registry`] — the one list of implementations per operation, best first. Dispatch, tests and benches read it.
 //! * `reference` — scalar, obvious, never tuned: the contract as code.
 //! * `generic` — safe Rust the compiler can vectorise, for every target.

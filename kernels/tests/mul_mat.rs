@@ -7,37 +7,21 @@
     reason = "a test"
 )]
 
+mod common;
+
+use common::Rng;
 use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row, quantize_row_q8_0};
 use llada_npu_kernels::op::mul_mat::MulMat;
 use llada_npu_kernels::{F32Rows, WeightRows, WeightType, registry};
 use proptest::prelude::*;
 use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 
-/// A small deterministic generator.
-struct Rng(u64);
+/// Rows of weights.
+trait WeightRow {
+    fn weight_row(&mut self, ty: WeightType, k: usize) -> Vec<u8>;
+}
 
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 ^ (self.0 >> 29)).wrapping_mul(0xbf58476d1ce4e5b9) >> 16
-    }
-
-    /// Mostly within 3, with some large values and zeros of both signs.
-    fn float(&mut self) -> f32 {
-        let v = (0..4)
-            .map(|_| (self.next() % 2001) as f32 / 1000.0 - 1.0)
-            .sum::<f32>();
-        match self.next() % 50 {
-            0 => v * 100.0,
-            1 => 0.0,
-            2 => -0.0,
-            _ => v,
-        }
-    }
-
+impl WeightRow for Rng {
     fn weight_row(&mut self, ty: WeightType, k: usize) -> Vec<u8> {
         let mut row: Vec<u8> = (0..ty.row_size(k).unwrap())
             .map(|_| self.next() as u8)

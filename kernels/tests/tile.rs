@@ -6,7 +6,9 @@
     reason = "a test"
 )]
 
-use half::f16;
+mod common;
+
+use common::{Element, Rng};
 use llada_npu_kernels::tile::{TileError, TileMatrix, TileType};
 use proptest::prelude::*;
 use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
@@ -36,87 +38,6 @@ fn pack(matrix: &TileMatrix, rows: &[u8], nb1: usize) -> Vec<u8> {
     tiles
 }
 
-fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-/// Returns the value of element `k` of a row of ggml's blocks, in f64, and the integer and addend it is made of.
-fn ggml_value(ty: TileType, row: &[u8], k: usize) -> (f64, i32) {
-    let f = |v: f32| f64::from(v);
-    match ty {
-        TileType::F16 => (f(f16_at(row, 2 * k)), 0),
-        TileType::Q4_0 | TileType::Q4_1 => {
-            let (size, head) = if ty == TileType::Q4_0 {
-                (18, 2)
-            } else {
-                (20, 4)
-            };
-            let (block, i) = (&row[k / 32 * size..], k % 32);
-            let q = i32::from(block[head + i % 16] >> (i / 16 * 4) & 15);
-            if ty == TileType::Q4_0 {
-                (f(f16_at(block, 0)) * f64::from(q - 8), q)
-            } else {
-                (f(f16_at(block, 0)) * f64::from(q) + f(f16_at(block, 2)), q)
-            }
-        }
-        TileType::Q8_0 => {
-            let block = &row[k / 32 * 34..];
-            let q = i32::from(block[2 + k % 32] as i8);
-            (f(f16_at(block, 0)) * f64::from(q), q)
-        }
-        TileType::Q4K => {
-            let (block, i) = (&row[k / 256 * 144..], k % 256);
-            // Eight pairs of 6 bits in 12 bytes: four whole ones, then four whose top bits are in the first.
-            let (s, b) = (i / 32, &block[4..16]);
-            let (scale, min) = match s {
-                0..4 => (b[s] % 64, b[s + 4] % 64),
-                _ => (
-                    b[s + 4] % 16 + b[s - 4] / 64 * 16,
-                    b[s + 4] / 16 + b[s] / 64 * 16,
-                ),
-            };
-            let byte = block[16 + i / 64 * 32 + i % 32];
-            let q = i32::from(if i / 32 % 2 == 0 {
-                byte % 16
-            } else {
-                byte / 16
-            });
-            let value = f(f16_at(block, 0)) * f64::from(scale) * f64::from(q)
-                - f(f16_at(block, 2)) * f64::from(min);
-            (value, q)
-        }
-        TileType::Q6K => {
-            let (block, i) = (&row[k / 256 * 210..], k % 256);
-            let (half, quarter, l) = (i / 128, i / 32 % 4, i % 32);
-            let low = block[half * 64 + quarter % 2 * 32 + l];
-            let low = if quarter < 2 { low % 16 } else { low / 16 };
-            let high = block[128 + half * 32 + l] >> (quarter * 2) & 3;
-            let q = i32::from(low) + i32::from(high) * 16;
-            let scale = f64::from(block[192 + i / 16] as i8);
-            (f(f16_at(block, 208)) * scale * f64::from(q - 32), q)
-        }
-    }
-}
-
-/// Makes the f16 scales of rows finite and of a usual size.
-fn tame(ty: TileType, rows: &mut [u8], row_size: usize, nb1: usize) {
-    let heads: &[usize] = match ty {
-        TileType::F16 => &[0],
-        TileType::Q4_0 | TileType::Q8_0 => &[0],
-        TileType::Q4_1 | TileType::Q4K => &[0, 2],
-        TileType::Q6K => &[208],
-    };
-    let size = ty.type_size();
-    for row in rows.chunks_mut(nb1) {
-        for block in row[..row_size].chunks_exact_mut(size) {
-            for &head in heads {
-                let value = f32::from(block[head]) / 4096.0 + 0.001;
-                block[head..head + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
-            }
-        }
-    }
-}
-
 #[test]
 fn the_parts_of_a_tile_lie_where_the_published_layout_has_them() {
     for ty in TileType::ALL {
@@ -129,7 +50,7 @@ fn the_parts_of_a_tile_lie_where_the_published_layout_has_them() {
             for i in 0..k {
                 let tile = &tiles[(j / 32 * (k / 32) + i / 32) * ty.tile_size_bytes()..];
                 let (row, kk, cp) = (j % 32, i % 32, i % 32 / 2);
-                let (_, q) = ggml_value(ty, &rows[j * row_size..], i);
+                let q = Element::of(ty, &rows[j * row_size..], i).q;
                 let nibble = i32::from(tile[cp * 32 + row] >> (kk % 2 * 4)) % 16;
                 let scale = |at: usize| [tile[at], tile[at + 1]];
                 match ty {
@@ -182,7 +103,7 @@ fn a_q4_0_tile_from_front_to_back_is_the_fp16_tile() {
             for p in 0..2 {
                 let half = cp * 64 + row * 2 + p;
                 let (k, n) = (half / 64 * 2 + half % 2, half % 64 / 2);
-                let (_, q) = ggml_value(TileType::Q4_0, &rows[n * 18..], k);
+                let q = Element::of(TileType::Q4_0, &rows[n * 18..], k).q;
                 assert_eq!(i32::from(tile[cp * 32 + row] >> (4 * p) & 15), q);
             }
         }
@@ -194,8 +115,8 @@ fn values_are_those_of_the_blocks() {
     for ty in TileType::ALL {
         let (k, n) = (512, 40);
         let row_size = ty.row_size(k).unwrap();
-        let mut rows = rows(n, row_size, 9);
-        tame(ty, &mut rows, row_size, row_size);
+        let mut rng = Rng(9);
+        let rows: Vec<u8> = (0..n).flat_map(|_| rng.ggml_row(ty, k)).collect();
         let matrix = TileMatrix::new(ty, k, n).unwrap();
         let tiles = pack(&matrix, &rows, row_size);
         let mut worst: f64 = 0.0;
@@ -204,17 +125,22 @@ fn values_are_those_of_the_blocks() {
             let strip = &tiles[j / 32 * matrix.strip_size_bytes()..][..matrix.strip_size_bytes()];
             matrix.dequantize_row(strip, j % 32, &mut out);
             for (i, out) in out.iter().enumerate() {
-                let (want, _) = ggml_value(ty, &rows[j * row_size..], i);
+                let e = Element::of(ty, &rows[j * row_size..], i);
+                let want = e.value();
                 let error = (f64::from(*out) - want).abs();
-                // Of the types that restore blocks, only the last addition in f32 rounds. The others round each
-                // product to 11 bits; a scale is below 0.0635, its factor at most 63 (or 128), its integer below 32.
-                let bound = match ty {
-                    TileType::Q4K => 2f64.powi(-11) * 0.0635 * 63.0 * 16.0,
-                    TileType::Q6K => 2f64.powi(-11) * want.abs() + 2f64.powi(-25) * 32.0,
-                    _ => 2f64.powi(-24) * want.abs() + 2f64.powi(-24),
+                // Of the types that restore blocks, only the operations in f32 round. The others round each product
+                // to 11 bits.
+                let q = f64::from(e.q - e.offset).abs();
+                let terms = (e.d * q).abs() + e.m.abs();
+                let bound = if ty.restores_blocks() {
+                    2f64.powi(-23) * terms
+                } else {
+                    2f64.powi(-11) * terms + 2f64.powi(-25) * (q + 1.0) + 2f64.powi(-23) * terms
                 };
                 assert!(error <= bound, "{ty:?} {j} {i}: {out}, want {want}");
-                worst = worst.max(error / bound);
+                if bound > 0.0 {
+                    worst = worst.max(error / bound);
+                }
             }
         }
         println!("{ty:?}: worst error {worst:.3} of the bound");

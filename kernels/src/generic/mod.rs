@@ -4,6 +4,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod float;
+pub(crate) mod gemm;
 pub(crate) mod quant;
 
 /// Rows of x in a group of this family.

@@ -4,4 +4,5 @@
 
 pub mod attention;
 pub mod convert;
+pub mod gemm;
 pub mod mul_mat;

@@ -2,4 +2,5 @@
 
 pub(crate) mod attention;
 pub(crate) mod convert;
+pub(crate) mod gemm;
 pub(crate) mod mul_mat;

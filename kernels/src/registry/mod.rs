@@ -3,12 +3,15 @@
 //! One file per operation.
 
 mod attention;
+mod gemm;
 mod mul_mat;
 
 pub use attention::attention;
+pub use gemm::gemm;
 pub use mul_mat::mul_mat;
 
 use crate::WeightType;
+use crate::tile::TileType;
 
 /// One implementation of an operation.
 #[derive(Debug)]
@@ -41,10 +44,13 @@ pub fn best<F>(kernels: &[Kernel<F>]) -> (&'static str, F) {
 
 /// Returns the name of every kernel there is.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    WeightType::ALL
+    let mul_mat = WeightType::ALL
         .into_iter()
-        .flat_map(|ty| list_names(mul_mat(ty)))
-        .chain(list_names(attention()))
+        .flat_map(|ty| list_names(mul_mat(ty)));
+    let gemm = TileType::ALL
+        .into_iter()
+        .flat_map(|ty| list_names(gemm(ty)));
+    mul_mat.chain(gemm).chain(list_names(attention()))
 }
 
 fn list_names<F>(kernels: &'static [Kernel<F>]) -> impl Iterator<Item = &'static str> {

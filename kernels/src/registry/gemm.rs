@@ -1,0 +1,78 @@
+//! Implementations of products with tiled weights.
+
+use super::Kernel;
+use crate::generic::gemm::Generic;
+use crate::op::gemm::{Gemm, Implementation};
+use crate::reference::gemm::Reference;
+use crate::tile::TileType;
+
+/// Returns the kernels of [`crate::op::gemm`] for weights of a type: best first, the reference last.
+pub fn gemm(ty: TileType) -> &'static [Kernel<Gemm>] {
+    match ty {
+        TileType::F16 => GEMM_F16,
+        TileType::Q4_0 => GEMM_Q4_0,
+        TileType::Q4_1 => GEMM_Q4_1,
+        TileType::Q8_0 => GEMM_Q8_0,
+        TileType::Q4K => GEMM_Q4_K,
+        TileType::Q6K => GEMM_Q6_K,
+    }
+}
+
+fn kernel(implementation: impl Implementation + 'static) -> Gemm {
+    Gemm(Box::new(implementation))
+}
+
+/// A list of kernels for tiles of `$ty`: those given, then the two that every target has.
+macro_rules! gemm {
+    ($list:ident, $ty:ident, $types:literal $(, $(#[$cfg:meta])* $name:literal: $new:expr)* $(,)?) => {
+        static $list: &[Kernel<Gemm>] = &[
+            $(
+                $(#[$cfg])*
+                Kernel {
+                    name: $name,
+                    select: || $new.map(kernel),
+                },
+            )*
+            Kernel {
+                name: concat!("generic-", $types),
+                select: || Some(kernel(Generic(TileType::$ty))),
+            },
+            Kernel {
+                name: concat!("reference-", $types),
+                select: || Some(kernel(Reference(TileType::$ty))),
+            },
+        ];
+    };
+}
+
+gemm!(GEMM_F16, F16, "tile_f16");
+gemm!(GEMM_Q4_0, Q4_0, "tile_q4_0q8_0");
+gemm!(GEMM_Q4_1, Q4_1, "tile_q4_1q8_0");
+gemm!(GEMM_Q8_0, Q8_0, "tile_q8_0q8_0");
+gemm!(GEMM_Q4_K, Q4K, "tile_q4_Kq8_0");
+gemm!(GEMM_Q6_K, Q6K, "tile_q6_Kq8_0");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_for_the_type_of_their_list_and_the_last_is_available() {
+        for ty in TileType::ALL {
+            let list = gemm(ty);
+            assert!(
+                list.last().is_some_and(|kernel| kernel.select().is_some()),
+                "{ty:?}"
+            );
+            for kernel in list {
+                let ending = format!("tile_{}", ty.name());
+                assert!(kernel.name.contains(&ending), "{}", kernel.name);
+                assert!(
+                    kernel.select().is_none_or(|k| k.ty() == ty),
+                    "{}",
+                    kernel.name
+                );
+            }
+        }
+    }
+}
