@@ -4,6 +4,7 @@
 //! ours.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// A variable whose value cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -100,6 +101,71 @@ pub static LLADA_NPU_KERNEL: Knob<Vec<String>> = Knob {
     parse: parse_list,
 };
 
+/// Whether and where repacked weights are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repack {
+    /// Weights are used as they lie in the model.
+    Off,
+    /// In memory.
+    Memory,
+    /// In files that later loads and other processes share.
+    Cache,
+}
+
+fn parse_repack(value: &str) -> Option<Repack> {
+    match value {
+        "off" => Some(Repack::Off),
+        "memory" => Some(Repack::Memory),
+        "cache" => Some(Repack::Cache),
+        _ => None,
+    }
+}
+
+fn parse_dir(value: &str) -> Option<Option<PathBuf>> {
+    Some(Some(PathBuf::from(value)))
+}
+
+fn parse_number(value: &str) -> Option<u64> {
+    value.parse().ok()
+}
+
+/// Whether weights are repacked into tiles, and where those are kept.
+pub static LLADA_NPU_REPACK: Knob<Repack> = Knob {
+    name: "LLADA_NPU_REPACK",
+    expected: "cache, memory or off",
+    help: "keep repacked weights in the cache, where later loads and other processes find them, or in memory, or do not repack",
+    default: Repack::Cache,
+    parse: parse_repack,
+};
+
+/// Where things that can be made again are kept.
+pub static LLADA_NPU_CACHE: Knob<Option<PathBuf>> = Knob {
+    name: "LLADA_NPU_CACHE",
+    expected: "a directory",
+    help: "repacked weights (in `repack`), and what scripts build, are kept here instead of `~/.cache/llada-npu`",
+    default: None,
+    parse: parse_dir,
+};
+
+/// Most GiB of what is kept.
+pub static LLADA_NPU_CACHE_MAX: Knob<u64> = Knob {
+    name: "LLADA_NPU_CACHE_MAX",
+    expected: "GiB, 20 by default",
+    help: "limit of the repacked weights there, and of what scripts keep there; what was used longest ago goes first",
+    default: 20,
+    parse: parse_number,
+};
+
+/// Returns the directory of `LLADA_NPU_CACHE`, or its place in the user's home; `None` where there is no home.
+#[must_use]
+pub fn cache_dir() -> Option<PathBuf> {
+    let home = || {
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
+        Some(PathBuf::from(home).join(".cache/llada-npu"))
+    };
+    LLADA_NPU_CACHE.get().ok().flatten().or_else(home)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +182,10 @@ mod tests {
             Some(vec!["a".to_owned(), "b".to_owned()])
         );
         assert_eq!(parse_list("a,,b"), None);
+        assert_eq!(parse_repack("memory"), Some(Repack::Memory));
+        assert_eq!(parse_repack("disk"), None);
+        assert_eq!(parse_number("20"), Some(20));
+        assert_eq!(parse_number("-1"), None);
     }
 
     #[test]
@@ -136,6 +206,21 @@ mod tests {
                 LLADA_NPU_KERNEL.name,
                 LLADA_NPU_KERNEL.expected,
                 LLADA_NPU_KERNEL.help,
+            ),
+            (
+                LLADA_NPU_REPACK.name,
+                LLADA_NPU_REPACK.expected,
+                LLADA_NPU_REPACK.help,
+            ),
+            (
+                LLADA_NPU_CACHE.name,
+                LLADA_NPU_CACHE.expected,
+                LLADA_NPU_CACHE.help,
+            ),
+            (
+                LLADA_NPU_CACHE_MAX.name,
+                LLADA_NPU_CACHE_MAX.expected,
+                LLADA_NPU_CACHE_MAX.help,
             ),
         ];
         for (name, expected, help) in rows {

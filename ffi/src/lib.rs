@@ -8,4 +8,4 @@ mod guard;
 mod region;
 
 pub use guard::guard;
-pub use region::{Region, StableBytes};
+pub use region::{Region, StableBytes, page_size};

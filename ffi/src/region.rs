@@ -16,8 +16,8 @@ pub unsafe trait StableBytes: Send + Sync + 'static {
 
 /// Owning handle of a range of memory.
 ///
-/// Its bytes are reached through the C interface of ggml alone, whose callers promise not to write where others read;
-/// hence the accessors are private to this crate.
+/// Its bytes are reached through the C interface of ggml, whose callers promise not to write where others read, and by
+/// functions here that ask for the same promise.
 pub struct Region {
     base: NonNull<u8>,
     size_bytes: usize,
@@ -129,6 +129,47 @@ impl Region {
             .flatten()
     }
 
+    /// Returns the address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Lends `size_bytes` bytes at `address` for writing; `None` where they are not all inside a writable region.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these bytes while they are lent.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises to be alone")]
+    pub unsafe fn bytes_mut(&self, address: usize, size_bytes: usize) -> Option<&mut [u8]> {
+        if !self.is_writable() {
+            return None;
+        }
+        let start = self.locate(address, size_bytes)?;
+        // SAFETY: the bytes lie inside the region, zeroed or written since; the caller promises to be alone with them.
+        Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), size_bytes) })
+    }
+
+    /// Gives back the whole pages among `size_bytes` bytes at `address`, which read as zero afterwards; bytes of pages that
+    /// reach beyond the range stay. Returns the bytes given back, 0 where that cannot be done.
+    ///
+    /// # Safety
+    /// Nobody reads these bytes, or relies on their contents, until they are written anew.
+    pub unsafe fn release(&self, address: usize, size_bytes: usize) -> usize {
+        let page = page_size();
+        let Some(end) = address.checked_add(size_bytes) else {
+            return 0;
+        };
+        let (first, last) = (address.next_multiple_of(page), end / page * page);
+        if !self.is_writable() || first >= last || self.locate(address, size_bytes).is_none() {
+            return 0;
+        }
+        let start = self.base.as_ptr().wrapping_add(first - self.address());
+        // SAFETY: whole pages of the region's own anonymous private mapping, which then read as zero (madvise(2)); the
+        // caller promises that nobody needs what they hold.
+        let status = unsafe { libc::madvise(start.cast(), last - first, libc::MADV_DONTNEED) };
+        if status == 0 { last - first } else { 0 }
+    }
+
     /// Gives committed pages back: the whole region reads as zero afterwards. False where that cannot be done.
     pub(crate) fn discard(&self) -> bool {
         if !self.is_writable() {
@@ -145,6 +186,14 @@ impl Region {
         };
         status == 0
     }
+}
+
+/// Returns the size of a page.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: a question without arguments in memory.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).map_or(4096, |size| size.max(1))
 }
 
 #[cfg(test)]
@@ -177,5 +226,44 @@ mod tests {
         assert!(region.discard());
         // SAFETY: as above.
         assert_eq!(unsafe { *region.base().as_ptr().wrapping_add(9_999) }, 0);
+    }
+
+    #[test]
+    fn only_whole_pages_inside_the_range_are_released() {
+        let page = page_size();
+        let region = Region::anonymous(4 * page).unwrap();
+        let base = region.address();
+        // SAFETY: nobody else knows the region, here and below.
+        unsafe { region.bytes_mut(base, 4 * page) }.unwrap().fill(7);
+        // SAFETY: as above.
+        let released = unsafe { region.release(base + 1, 3 * page) };
+        assert_eq!(released, 2 * page);
+        // SAFETY: as above.
+        let bytes = unsafe { region.bytes_mut(base, 4 * page) }.unwrap();
+        for (i, &byte) in bytes.iter().enumerate() {
+            let inside = (page..3 * page).contains(&i);
+            assert_eq!(byte, if inside { 0 } else { 7 }, "{i}");
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { region.release(base + 1, page) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { region.release(base + page, 4 * page) }, 0);
+    }
+
+    #[test]
+    fn shared_bytes_are_neither_lent_for_writing_nor_released() {
+        struct Heap(Vec<u8>);
+        // SAFETY: a vector that nobody changes stays where it is.
+        unsafe impl StableBytes for Heap {
+            fn bytes(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        let region = Region::shared(Arc::new(Heap(vec![1; 3 * page_size()])));
+        // SAFETY: nobody else knows the region.
+        assert!(unsafe { region.bytes_mut(region.address(), 1) }.is_none());
+        // SAFETY: as above.
+        let released = unsafe { region.release(region.address(), region.size_bytes()) };
+        assert_eq!(released, 0);
     }
 }

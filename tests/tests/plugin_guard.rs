@@ -102,6 +102,14 @@ impl BufferImpl for BadBuffer {
     fn region(&self) -> &Region {
         &self.0
     }
+
+    fn reading<R>(&self, _address: usize, _size_bytes: usize, copy: impl FnOnce() -> R) -> R {
+        copy()
+    }
+
+    fn writing<R>(&self, _address: usize, _size_bytes: usize, copy: impl FnOnce() -> R) -> R {
+        copy()
+    }
 }
 
 impl Drop for BadBackend {

@@ -2,21 +2,38 @@
 
 use std::sync::Arc;
 
+use llada_npu_ffi::Region;
+use llada_npu_ffi::StableBytes;
 use llada_npu_ffi::ggml::Buffer;
-use llada_npu_ffi::ggml::plugin::BufferImpl;
-use llada_npu_ffi::{Region, StableBytes};
+use llada_npu_ffi::ggml::plugin::{BufferImpl, RegImpl};
 
 use super::InitError;
+use crate::memory::store::Source;
+use crate::memory::{FileIdentity, WeightStore};
+use crate::model::mapped_file::MappedFile;
 
-/// A buffer in ggml's plain layout.
+/// Bytes at the start of a file that are part of its identity.
+const START_BYTES: usize = 64 << 10;
+
+/// A buffer in ggml's plain layout, as far as the host can see: weights that were used by products may lie in the store
+/// alone.
 #[derive(Debug)]
 pub struct NpuBuffer {
-    region: Region,
+    region: Arc<Region>,
+    store: Arc<WeightStore>,
 }
 
 impl NpuBuffer {
-    pub(super) fn new(region: Region) -> Self {
-        Self { region }
+    pub(super) fn new(region: Region, source: Source, store: &Arc<WeightStore>) -> Self {
+        let (region, store) = (Arc::new(region), Arc::clone(store));
+        store.add_buffer(Arc::clone(&region), source);
+        Self { region, store }
+    }
+}
+
+impl Drop for NpuBuffer {
+    fn drop(&mut self) {
+        self.store.remove_buffer(&self.region);
     }
 }
 
@@ -24,14 +41,30 @@ impl BufferImpl for NpuBuffer {
     fn region(&self) -> &Region {
         &self.region
     }
+
+    fn reading<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
+        self.store.reading(address, size_bytes, copy)
+    }
+
+    fn writing<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
+        self.store.writing(address, size_bytes, copy)
+    }
 }
 
-/// Makes a read-only buffer of our type over bytes that are in memory already, such as a mapped model file. Tensors
-/// may be placed at any offset. Writing to one fails with one line in the log.
+/// Makes a read-only buffer of our type over a mapped model file. Tensors may be placed at any offset. Writing to one
+/// fails with one line in the log.
 ///
 /// # Errors
 /// As for [`registry`](super::registry).
-pub fn from_mapped<T: StableBytes>(bytes: &Arc<T>) -> Result<Buffer, InitError> {
-    let buffer = NpuBuffer::new(Region::shared(Arc::clone(bytes) as Arc<dyn StableBytes>));
-    Ok(super::registry()?.adopt(buffer))
+pub fn from_mapped(file: &Arc<MappedFile>) -> Result<Buffer, InitError> {
+    let registry = super::registry()?;
+    let region = Region::shared(Arc::clone(file) as Arc<dyn StableBytes>);
+    let start = &file.bytes()[..file.bytes().len().min(START_BYTES)];
+    let pages = Arc::clone(file);
+    let source = Source::File {
+        identity: FileIdentity::new(file.metadata(), start),
+        drop_pages: Box::new(move |range| pages.drop_pages(range)),
+    };
+    let store = registry.implementation().device().store();
+    Ok(registry.adopt(NpuBuffer::new(region, source, store)))
 }

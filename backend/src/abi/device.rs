@@ -1,6 +1,7 @@
 //! The device.
 
 use std::ffi::{CStr, CString};
+use std::sync::Arc;
 
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
@@ -14,7 +15,7 @@ use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
 use crate::device::host::{self, Host};
 use crate::graph::describe;
-use crate::memory::host_memory;
+use crate::memory::{Keep, WeightStore, host_memory};
 
 /// The device: kernels of ours, and the host's CPU device for what they do not cover.
 #[derive(Debug)]
@@ -24,21 +25,29 @@ pub struct NpuDevice {
     codes: OpCodes,
     description: CString,
     buffer_type: NpuBufferType,
+    store: Arc<WeightStore>,
 }
 
 impl NpuDevice {
-    /// Opens the device; `None` in a host without a CPU device.
-    pub(super) fn open(host: &GgmlHost) -> Option<Self> {
+    /// Opens the device, which keeps tiles of weights as `keep` says; `None` in a host without a CPU device.
+    pub(super) fn open(host: &GgmlHost, keep: Keep) -> Option<Self> {
         let api = host.api();
         let cpu = Device::cpu(api)?;
         let description = format!("CPU kernels, {} threads", default_n_threads());
+        let store = Arc::new(WeightStore::new(keep));
         Some(Self {
             api,
             cpu,
             codes: OpCodes::probe(api),
             description: CString::new(description).unwrap_or_default(),
-            buffer_type: NpuBufferType,
+            buffer_type: NpuBufferType::new(Arc::clone(&store)),
+            store,
         })
+    }
+
+    /// The weights of all buffers.
+    pub(super) fn store(&self) -> &Arc<WeightStore> {
+        &self.store
     }
 }
 

@@ -22,6 +22,7 @@ use llada_npu_ffi::ggml::{Api, BufferType, api, log as ggml_log};
 
 use crate::engine::Target;
 use crate::knobs::{KnobError, LLADA_NPU_LOG, LLADA_NPU_STRICT};
+use crate::memory::keep;
 use device::NpuDevice;
 use reg::NpuReg;
 
@@ -65,7 +66,7 @@ pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
 fn make() -> Result<Installed<NpuReg>, InitError> {
     LLADA_NPU_LOG.get()?;
     let host = Host::probe(LLADA_NPU_STRICT.get()?)?;
-    let device = NpuDevice::open(&host).ok_or(InitError::NoCpu)?;
+    let device = NpuDevice::open(&host, keep()?).ok_or(InitError::NoCpu)?;
     Ok(Installed::new(&host, NpuReg::new(device)))
 }
 

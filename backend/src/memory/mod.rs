@@ -1,11 +1,55 @@
-//! Memory of the device: what buffers are made of.
+//! Memory of the device: what buffers are made of, and the store of repacked weights.
 //!
 //! A buffer is address space that is committed as it is written, in ggml's plain layout; the engine's weights lie in a
 //! read-only buffer over the mapped model file. Hosts plan with the memory of the machine ([`host_memory`]).
+//!
+//! | module | what |
+//! |---|---|
+//! | [`store`] | the [`WeightStore`]: tiles by the address of the tensor, and what becomes of its plain bytes |
+//! | [`shape`] | which tensors have tiles, and how they are cut into work for threads |
+//! | [`tiles`] | the bytes of tiles: memory, or a mapped file |
+//! | [`cache`] | the directory of those files |
+//! | `key` | their names |
+//! | [`parallel`] | threads to work with, whoever has them |
 
 #![deny(unsafe_code)]
 
+pub mod cache;
+mod key;
+pub mod parallel;
+pub mod shape;
+pub mod store;
+pub mod tiles;
+
+use std::path::PathBuf;
+
 use llada_npu_ffi::ggml::plugin::DeviceMemory;
+
+use crate::knobs::{KnobError, LLADA_NPU_CACHE_MAX, LLADA_NPU_REPACK, Repack, cache_dir};
+use cache::RepackCache;
+pub use key::FileIdentity;
+pub use store::{Keep, WeightStore};
+
+/// Returns where tiles are kept, as the settings have it.
+///
+/// # Errors
+/// When a setting is not understood.
+pub fn keep() -> Result<Keep, KnobError> {
+    let max_bytes = LLADA_NPU_CACHE_MAX.get()?.saturating_mul(1 << 30);
+    Ok(match (LLADA_NPU_REPACK.get()?, cache_dir()) {
+        (Repack::Off, _) => Keep::Nothing,
+        (Repack::Memory, _) => Keep::Memory,
+        (Repack::Cache, Some(dir)) => Keep::Cache(RepackCache::new(repack_dir(dir), max_bytes)),
+        (Repack::Cache, None) => {
+            log::warn!("neither LLADA_NPU_CACHE nor HOME is set: weights are repacked in memory");
+            Keep::Memory
+        }
+    })
+}
+
+fn repack_dir(cache: PathBuf) -> PathBuf {
+    cache.join("repack")
+}
 
 /// What is reported where the system does not tell: hosts take 0 for "does not fit".
 const UNKNOWN_BYTES: usize = 1 << 30;

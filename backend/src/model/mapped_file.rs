@@ -5,19 +5,20 @@
 //! rewrites it, the weights change under the computation. Replacing the file by `rename` is safe, as the map keeps the
 //! old inode. This is the contract of every program that maps weights, llama.cpp included.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use llada_npu_ffi::StableBytes;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 /// Owning map of one whole file, page-aligned, read-only.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
+    metadata: Metadata,
     /// `None` for an empty file: maps of length zero do not exist.
     map: Option<Mmap>,
 }
@@ -36,7 +37,8 @@ impl MappedFile {
             ));
         }
         let file = File::open(path)?;
-        let map = if file.metadata()?.len() == 0 {
+        let metadata = file.metadata()?;
+        let map = if metadata.len() == 0 {
             None
         } else {
             // SAFETY: the user of the model path guarantees that the file is neither truncated nor written while it is
@@ -45,6 +47,7 @@ impl MappedFile {
         };
         Ok(Arc::new(Self {
             path: path.to_owned(),
+            metadata,
             map,
         }))
     }
@@ -59,6 +62,7 @@ impl MappedFile {
         });
         Arc::new(Self {
             path: "bytes.gguf".into(),
+            metadata: std::fs::metadata(".").unwrap(),
             map,
         })
     }
@@ -66,6 +70,27 @@ impl MappedFile {
     /// Path the file was opened by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What the system said of the file when it was opened.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Takes pages out of this process's memory that are not needed for now; they are read from the file again when they
+    /// are. `range` is one of bytes, widened to whole pages; nothing happens where it is not inside the file.
+    pub fn drop_pages(&self, range: Range<usize>) {
+        if let Some(map) = &self.map
+            && range.end <= map.len()
+            && range.start < range.end
+            && self.metadata.is_file()
+        {
+            let (start, len) = (range.start, range.end - range.start);
+            // SAFETY: the map is of a file and read-only, so that a page shows the same bytes when it comes back
+            // (madvise(2)), as long as the file does not change (module docs).
+            let _refused =
+                unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
+        }
     }
 
     /// Whole file.

@@ -150,6 +150,7 @@ api_table! {
         fn ggml_backend_buffer_clear(buffer: ggml_backend_buffer_t, value: u8);
         fn ggml_backend_buffer_reset(buffer: ggml_backend_buffer_t);
         fn ggml_backend_buffer_init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor) -> ggml_status;
+        fn ggml_backend_buffer_get_usage(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_usage;
         fn ggml_backend_buffer_get_type(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_type_t;
         fn ggml_backend_tensor_alloc(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor, addr: *mut c_void) -> ggml_status;
         fn ggml_backend_tensor_set(tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize);

@@ -663,6 +663,11 @@ unsafe extern "C" {
     pub fn ggml_backend_buffer_clear(buffer: ggml_backend_buffer_t, value: u8);
 }
 unsafe extern "C" {
+    pub fn ggml_backend_buffer_get_usage(
+        buffer: ggml_backend_buffer_t,
+    ) -> ggml_backend_buffer_usage;
+}
+unsafe extern "C" {
     pub fn ggml_backend_buffer_get_type(
         buffer: ggml_backend_buffer_t,
     ) -> ggml_backend_buffer_type_t;

@@ -194,10 +194,12 @@ unsafe extern "C" fn memset_tensor<B: BufferImpl>(
     let context = unsafe { context::<B>(buffer) };
     // SAFETY: the host passes a live tensor of the buffer.
     let tensor = unsafe { &*tensor };
-    transfer(context, "buffer.memset_tensor", |region| {
-        let to = writable(region, tensor, offset, size)?;
-        // SAFETY: the range lies in the region; the host promises that nobody uses it now.
-        unsafe { to.write_bytes(value, size) };
+    transfer(context, "buffer.memset_tensor", |b| {
+        let to = writable(b.region(), tensor, offset, size)?;
+        b.writing(to as usize, size, || {
+            // SAFETY: the range lies in the region; the host promises that nobody uses it now.
+            unsafe { to.write_bytes(value, size) };
+        });
         Ok(())
     });
 }
@@ -238,12 +240,19 @@ unsafe extern "C" fn set_tensor_2d<B: BufferImpl>(
     let context = unsafe { context::<B>(buffer) };
     // SAFETY: the host passes a live tensor of the buffer.
     let tensor = unsafe { &*tensor };
-    transfer(context, "buffer.set_tensor", |region| {
+    transfer(context, "buffer.set_tensor", |b| {
         for i in 0..n_copies {
-            let to = writable(region, tensor, row_offset(offset, i, stride_tensor), size)?;
+            let to = writable(
+                b.region(),
+                tensor,
+                row_offset(offset, i, stride_tensor),
+                size,
+            )?;
             let from = data.cast::<u8>().wrapping_add(i * stride_data);
-            // SAFETY: `to` lies in the region; the host promises `size` readable bytes and that nobody uses `to` now.
-            unsafe { ptr::copy(from, to, size) };
+            b.writing(to as usize, size, || {
+                // SAFETY: `to` lies in the region; the host promises `size` readable bytes and that nobody uses `to` now.
+                unsafe { ptr::copy(from, to, size) };
+            });
         }
         Ok(())
     });
@@ -263,12 +272,20 @@ unsafe extern "C" fn get_tensor_2d<B: BufferImpl>(
     let context = unsafe { context::<B>(buffer) };
     // SAFETY: the host passes a live tensor of the buffer.
     let tensor = unsafe { &*tensor };
-    transfer(context, "buffer.get_tensor", |region| {
+    transfer(context, "buffer.get_tensor", |b| {
         for i in 0..n_copies {
-            let from = readable(region, tensor, row_offset(offset, i, stride_tensor), size)?;
+            let from = readable(
+                b.region(),
+                tensor,
+                row_offset(offset, i, stride_tensor),
+                size,
+            )?;
             let to = data.cast::<u8>().wrapping_add(i * stride_data);
-            // SAFETY: `from` lies in the region; the host promises `size` writable bytes and that nobody writes `from` now.
-            unsafe { ptr::copy(from, to, size) };
+            b.reading(from as usize, size, || {
+                // SAFETY: `from` lies in the region; the host promises `size` writable bytes and that nobody writes `from`
+                // now.
+                unsafe { ptr::copy(from, to, size) };
+            });
         }
         Ok(())
     });
@@ -283,28 +300,26 @@ unsafe extern "C" fn cpy_tensor<B: BufferImpl>(
     let context = unsafe { context::<B>(buffer) };
     context.enter("buffer.cpy_tensor", false, |b| {
         // SAFETY: the host passes live tensors of the same layout, `dst` in this buffer (ggml-backend-impl.h).
-        unsafe { copy_tensor(context.api, b.region(), buffer, src, dst) }
+        unsafe { copy_tensor(context.api, b, buffer, src, dst) }
     })
 }
 
 unsafe extern "C" fn clear<B: BufferImpl>(buffer: sys::ggml_backend_buffer_t, value: u8) {
     // SAFETY: see get_base.
     let context = unsafe { context::<B>(buffer) };
-    transfer(context, "buffer.clear", |region| {
-        // Pages that were never touched stay uncommitted.
-        if value == 0 && region.discard() {
-            return Ok(());
-        }
+    transfer(context, "buffer.clear", |b| {
+        let region = b.region();
         if !region.is_writable() {
             return Err(TransferError::ReadOnly);
         }
-        // SAFETY: the range is the whole region; the host promises that nobody uses it now.
-        unsafe {
-            region
-                .base()
-                .as_ptr()
-                .write_bytes(value, region.size_bytes())
-        };
+        let (base, size) = (region.base().as_ptr(), region.size_bytes());
+        b.writing(base as usize, size, || {
+            // Pages that were never touched stay uncommitted.
+            if value != 0 || !region.discard() {
+                // SAFETY: the range is the whole region; the host promises that nobody uses it now.
+                unsafe { base.write_bytes(value, size) };
+            }
+        });
         Ok(())
     });
 }
@@ -333,9 +348,9 @@ fn row_offset(offset: usize, i: usize, stride: usize) -> usize {
 fn transfer<B: BufferImpl>(
     context: &Context<B>,
     entry: &'static str,
-    body: impl FnOnce(&Region) -> Result<(), TransferError>,
+    body: impl FnOnce(&B) -> Result<(), TransferError>,
 ) {
-    if let Err(error) = context.enter(entry, Ok(()), |b| body(b.region())) {
+    if let Err(error) = context.enter(entry, Ok(()), body) {
         log::error!("{entry}: {error}");
         context.mark_failed();
     }
@@ -375,19 +390,17 @@ fn writable(
 /// the host has to copy through memory of its own.
 ///
 /// # Safety
-/// `src` and `dst` are live tensors of the same layout, `dst` lies in `buffer` whose memory is `region`; nobody writes
+/// `src` and `dst` are live tensors of the same layout, `dst` lies in `buffer`, which is that of `target`; nobody writes
 /// `src` or uses `dst` during the call.
-unsafe fn copy_tensor(
+unsafe fn copy_tensor<B: BufferImpl>(
     api: &Api,
-    region: &Region,
+    target: &B,
     buffer: sys::ggml_backend_buffer_t,
     src: *const sys::ggml_tensor,
     dst: *mut sys::ggml_tensor,
 ) -> bool {
     // SAFETY: live tensors, by the caller.
     let source = unsafe { &*src };
-    // SAFETY: as above.
-    let target = unsafe { &*dst };
     if source.buffer.is_null() || source.data.is_null() {
         return false;
     }
@@ -401,10 +414,23 @@ unsafe fn copy_tensor(
     }
     // SAFETY: a live tensor.
     let size = unsafe { (api.ggml_nbytes)(src) };
-    let Ok(to) = writable(region, target, 0, size) else {
+    // SAFETY: live tensors, by the caller.
+    let Ok(to) = writable(target.region(), unsafe { &*dst }, 0, size) else {
         return false;
     };
+    let from = source.data.cast::<u8>();
     // SAFETY: `to` has room for `size` bytes; `src` has as many, in memory that the host may read.
-    unsafe { ptr::copy(source.data.cast(), to, size) };
-    true
+    let copy = || unsafe { ptr::copy(from, to, size) };
+    if from_type != our_type {
+        target.writing(to as usize, size, copy);
+        return true;
+    }
+    // SAFETY: a live buffer of our type is one of ours.
+    let source_context = unsafe { context::<B>(source.buffer) };
+    source_context.enter("buffer.cpy_tensor", false, |from_buffer| {
+        from_buffer.reading(from as usize, size, || {
+            target.writing(to as usize, size, copy)
+        });
+        true
+    })
 }

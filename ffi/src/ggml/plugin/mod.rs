@@ -103,10 +103,21 @@ pub trait BufferTypeImpl: Send + Sync + 'static {
     fn max_size_bytes(&self) -> usize;
 }
 
-/// A buffer whose tensors lie in ggml's plain layout.
+/// A buffer whose tensors lie in ggml's plain layout whenever the host looks.
+///
+/// Between two looks an implementation may keep the bytes elsewhere: every access of the host passes through
+/// [`reading`](Self::reading) or [`writing`](Self::writing).
 pub trait BufferImpl: Send + Sync + 'static {
     /// Returns the memory; always the same.
     fn region(&self) -> &Region;
+
+    /// Runs `copy`, which reads `size_bytes` bytes at `address` of the region: they are then what the host wrote last, and
+    /// stay so until `copy` returns.
+    fn reading<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R;
+
+    /// Runs `copy`, which writes `size_bytes` bytes at `address` of the region, some of them or all. What was known about
+    /// their contents no longer holds.
+    fn writing<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R;
 }
 
 /// An instance of the device.

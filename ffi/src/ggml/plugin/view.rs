@@ -129,6 +129,26 @@ impl<'a> Node<'a> {
         })
     }
 
+    /// Tells whether the tensor is a view of another one's data.
+    #[must_use]
+    pub fn is_view(self) -> bool {
+        !self.raw().view_src.is_null()
+    }
+
+    /// Returns where the data lie, if all of them lie in the tensor's buffer.
+    #[must_use]
+    pub fn place(self) -> Option<Place> {
+        let (data, size_bytes) = self.data()?;
+        let buffer = self.buffer()?;
+        // SAFETY: the buffer of a live tensor is alive.
+        let usage = unsafe { (self.api.ggml_backend_buffer_get_usage)(buffer.as_ptr()) };
+        Some(Place {
+            address: data.as_ptr() as usize,
+            size_bytes,
+            is_scratch: usage == sys::GGML_BACKEND_BUFFER_USAGE_COMPUTE,
+        })
+    }
+
     /// Tells whether every operand lies in a buffer of `ours`, in plain host memory, or nowhere yet.
     pub(super) fn operands_reachable(self, ours: sys::ggml_backend_buffer_type_t) -> bool {
         self.srcs().all(|src| {
@@ -158,6 +178,17 @@ impl<'a> Node<'a> {
         let offset = (data.as_ptr() as usize).checked_sub(base as usize)?;
         (offset.checked_add(size)? <= room).then_some((data, size))
     }
+}
+
+/// Where the data of a tensor lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Address of the first byte.
+    pub address: usize,
+    /// Bytes from the first to the last.
+    pub size_bytes: usize,
+    /// Whether other tensors of a graph may use the same memory before and after this one.
+    pub is_scratch: bool,
 }
 
 /// Most operands that [`GraphView::operands`] lends.
