@@ -42,6 +42,7 @@ enum ggml_diffusion_stage {
     GGML_DIFFUSION_MASKED  = 0,
     GGML_DIFFUSION_VISIBLE = 1, // a token stands here and may still change
     GGML_DIFFUSION_STABLE  = 2, // frozen
+    GGML_DIFFUSION_DRAFT   = 3, // masked, and a token stands here for the time being; not part of the text
 };
 
 enum ggml_diffusion_event_type {
@@ -106,7 +107,7 @@ struct ggml_diffusion_event {
     int32_t         step;
     int32_t         n;
     // the canvas, readable during the call
-    const int32_t * canvas;   // [n_canvas] token ids, mask token where masked
+    const int32_t * canvas;   // [n_canvas] token ids, mask token where masked and no draft stands
     const uint8_t * stages;   // [n_canvas] enum ggml_diffusion_stage
     int32_t         n_canvas;
     int32_t         n_prompt;

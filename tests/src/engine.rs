@@ -125,8 +125,10 @@ pub fn rows_plan(tokens: &[i32], first_pos: u32, n_store: u32) -> RowPlan {
                 pos: first_pos + row,
                 row,
                 uncond_row: None,
+                probe: None,
             })
             .collect(),
+        split: None,
     }
 }
 

@@ -72,6 +72,7 @@ fn plan(tokens: &[i32]) -> RowPlan {
             scratch: vec![],
         }],
         predict: (0..n).map(predict).collect(),
+        split: None,
     }
 }
 
@@ -80,6 +81,7 @@ fn predict(row: u32) -> Predict {
         pos: row,
         row,
         uncond_row: None,
+        probe: None,
     }
 }
 

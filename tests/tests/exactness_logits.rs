@@ -369,6 +369,7 @@ fn follow(session: &mut Session, script: &[Step], tokens: &[i32]) -> Vec<Vec<f32
                 token: tokens[pos as usize],
                 confidence: f32::from(u8::from(step.commit.contains(&pos))),
                 score: 0.0,
+                probe: 0.0,
             })
             .collect();
         decoder
@@ -444,7 +445,7 @@ fn refreshed_against_stock(session: &mut Session, stock: &mut Llama, seed: u64) 
             .iter()
             .zip(&got)
             .map(|(predict, row)| {
-                let prediction = sampler.predict(row, None, predict.pos, plan.step);
+                let prediction = sampler.predict(row, None, *predict, plan.step);
                 prediction.expect("finite logits")
             })
             .collect();

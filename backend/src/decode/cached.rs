@@ -14,10 +14,12 @@
 
 use std::ops::Range;
 
-use super::canvas::Canvas;
+use super::canvas::{Canvas, Change};
+use super::commit::Committer;
+use super::error::DecodeError;
 use super::event::Event;
 use super::options::Suffix;
-use super::params::Resolved;
+use super::params::{CacheParams, Resolved};
 use super::plan::{ForwardKind, Predict, Prediction, Row, RowPlan, Slot, Stream};
 
 /// State of the mode.
@@ -28,10 +30,10 @@ use super::plan::{ForwardKind, Predict, Prediction, Row, RowPlan, Slot, Stream};
 pub(super) struct Cached {
     n_prompt: u32,
     block_length: u32,
-    threshold: f32,
     suffix: Suffix,
     refresh_blocks: u32,
     refresh_steps: u32,
+    committer: Committer,
     shift: bool,
     /// Index of the block of the last plan; `None` before the first.
     block: Option<u32>,
@@ -49,21 +51,14 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    pub(super) fn new(
-        resolved: &Resolved,
-        block_length: u32,
-        threshold: f32,
-        suffix: Suffix,
-        refresh_blocks: u32,
-        refresh_steps: u32,
-    ) -> Self {
+    pub(super) fn new(resolved: &Resolved, params: CacheParams) -> Self {
         Self {
             n_prompt: resolved.n_prompt,
-            block_length,
-            threshold,
-            suffix,
-            refresh_blocks,
-            refresh_steps,
+            block_length: params.block_length,
+            suffix: params.suffix,
+            refresh_blocks: params.refresh_blocks,
+            refresh_steps: params.refresh_steps,
+            committer: Committer::new(params.commit, resolved.n_canvas()),
             shift: resolved.shift_logits,
             block: None,
             n_blocks: 0,
@@ -134,23 +129,14 @@ impl Cached {
         _plan: &RowPlan,
         predictions: &[Prediction],
         events: &mut Vec<Event>,
-    ) {
-        // Ties go to the lower position: only a greater confidence displaces.
-        let best = predictions.iter().reduce(|best, other| {
-            if other.confidence > best.confidence {
-                other
-            } else {
-                best
-            }
-        });
+    ) -> Result<(), DecodeError> {
         self.fresh.clear();
-        for prediction in predictions {
-            let is_best = best.is_some_and(|best| best.pos == prediction.pos);
-            if is_best || prediction.confidence >= self.threshold {
-                canvas.commit(prediction.pos, prediction.token, events);
-                self.fresh.push(prediction.pos);
-            }
+        for choice in self.committer.choose(predictions, |_| true) {
+            let Prediction { pos, token, .. } = predictions[choice.index];
+            canvas.change(pos, Change::CommitStable(token), events)?;
+            self.fresh.push(pos);
         }
+        Ok(())
     }
 
     /// Returns why the next forward is made, and counts a block that is entered.
@@ -274,6 +260,7 @@ impl Cached {
                 row: self.row_of[pos.saturating_sub(shift) as usize]
                     .expect("the predictor of a masked position of the block is a row"),
                 uncond_row: None,
+                probe: None,
             }
         }));
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with parameters, and with calls of the decoder.
 
+use super::event::Stage;
 use super::plan::Token;
 
 /// A parameter that cannot be taken.
@@ -141,6 +142,16 @@ pub enum DecodeError {
         pos: u32,
         /// The token.
         token: Token,
+    },
+    /// A position cannot change in this way.
+    #[error("position {pos} is {stage:?}: {change} is not legal")]
+    Transition {
+        /// Position.
+        pos: u32,
+        /// Its stage.
+        stage: Stage,
+        /// Name of the change.
+        change: &'static str,
     },
     /// A confidence or score is not a number.
     #[error(

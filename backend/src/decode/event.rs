@@ -7,6 +7,8 @@ use super::plan::{ForwardKind, Token};
 pub enum Stage {
     /// Masked.
     Invisible,
+    /// Masked, and a token stands there for the time being: it is neither committed nor part of the text.
+    Draft,
     /// A token stands there and may still change.
     Visible,
     /// Frozen.

@@ -10,20 +10,26 @@
 //!                                                      └─► events, canvas, report
 //! ```
 //!
-//! * `options`, `params`: what can be set, its syntax, and what it comes to for a model;
+//! * `options`, `values`, `resolve`, `params`: what can be set, its syntax, and what it comes to for a model;
 //! * `plan`, `event`, `report`: what goes out;
-//! * `state`: the machine that all modes share; `canvas`: the text; `reference`, `cached`: one mode each.
+//! * `state`: the machine that all modes share; `canvas`: the text; `commit`: which predictions commit; `cost`: what rows cost;
+//! * `reference`, `cached`: one mode each; `full`: modes `mbsd` and `full`.
 
 #![deny(unsafe_code)]
 
 mod cached;
 mod canvas;
+mod commit;
 mod error;
+mod full;
 mod options;
 mod reference;
 mod report;
+mod resolve;
 mod state;
+mod values;
 
+pub mod cost;
 pub mod event;
 pub mod params;
 pub mod plan;
@@ -31,10 +37,17 @@ pub mod random;
 #[cfg(test)]
 mod tests;
 
+pub use cost::{CostSource, CostTable};
 pub use error::{DecodeError, ParamError};
 pub use event::{Event, Stage};
-pub use options::{Algorithm, Mode, OPTIONS, OptionInfo, Suffix};
-pub use params::{Family, ModeParams, ModelTraits, Params, Resolved, Schedule};
-pub use plan::{Measure, Prediction, RowPlan, Token};
+pub use options::{
+    Algorithm, Fill, Mode, OPTIONS, OptionInfo, RevisionContext, RevisionOrder, RevisionPath,
+    Suffix,
+};
+pub use params::{
+    CacheParams, CommitParams, CommitRule, Family, FullParams, ModeParams, ModelTraits, Params,
+    Resolved, RevisionParams, Schedule,
+};
+pub use plan::{Measure, Prediction, RowPlan, Split, Token};
 pub use report::Report;
 pub use state::Decoder;

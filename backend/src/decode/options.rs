@@ -1,7 +1,4 @@
-//! The options of the decoding mode: their table, their types and their values' syntax.
-
-use super::error::ParamError;
-use super::plan::Token;
+//! The options of the decoding mode: their table and their types.
 
 /// One option, `--diffusion-<key> VALUE` on a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,12 +11,15 @@ pub struct OptionInfo {
     pub default: &'static str,
     /// One line of help.
     pub help: &'static str,
+    /// Modes in which it means something; in the others it is refused.
+    pub modes: &'static [Mode],
 }
 
 const fn option(
     key: &'static str,
     value_name: &'static str,
     default: &'static str,
+    modes: &'static [Mode],
     help: &'static str,
 ) -> OptionInfo {
     OptionInfo {
@@ -27,8 +27,16 @@ const fn option(
         value_name,
         default,
         help,
+        modes,
     }
 }
+
+const EVERY: &[Mode] = &Mode::ALL;
+const REFERENCE: &[Mode] = &[Mode::Reference];
+const CACHED: &[Mode] = &[Mode::Cached, Mode::Mbsd, Mode::Full];
+const THRESHOLD: &[Mode] = &[Mode::Cached, Mode::Mbsd];
+const SPECULATIVE: &[Mode] = &[Mode::Mbsd, Mode::Full];
+const FULL: &[Mode] = &[Mode::Full];
 
 /// Every option, in the order of usage texts.
 pub static OPTIONS: &[OptionInfo] = &[
@@ -36,103 +44,284 @@ pub static OPTIONS: &[OptionInfo] = &[
         "mode",
         "NAME",
         "cached",
-        "reference: the model's official schedule, whole sequence every step; cached: prefix K/V and commits by threshold",
+        EVERY,
+        "reference: the model's official schedule, whole sequence every step; cached: prefix K/V and commits by \
+         threshold; mbsd: cached with drafts right of the block; full: mbsd with revision of tokens that may still \
+         change",
     ),
     option(
         "steps",
         "N",
         "",
+        REFERENCE,
         "reference: forwards in all; one per generated token when not given",
     ),
     option(
         "eps",
         "F",
         "",
+        REFERENCE,
         "reference: end of the timestep schedule, 0 < F < 1, and its choice (Dream's default schedule, with 0.001)",
     ),
     option(
         "block-length",
         "N",
         "",
+        EVERY,
         "tokens per block, and in reference the choice of the block schedule (LLaDA's default schedule)",
     ),
     option(
         "algorithm",
         "NAME",
         "",
-        "reference: which positions commit first: origin (0), entropy (1), margin (2), random (3), confidence (4); also \
-         maskgit_plus, topk_margin, low_confidence; origin for the timestep schedule, else confidence",
+        REFERENCE,
+        "reference: which positions commit first: origin (0), entropy (1), margin (2), random (3), confidence (4); \
+         also maskgit_plus, topk_margin, low_confidence; origin for the timestep schedule, else confidence",
     ),
     option(
         "alg-temp",
         "F",
         "0",
+        REFERENCE,
         "reference: draws the positions from softmax(score / F) instead of taking the best; 0 = off",
     ),
     option(
         "cfg-scale",
         "F",
         "0",
+        REFERENCE,
         "reference: classifier-free guidance, un + (F + 1) (cond - un); 0 = off",
     ),
     option(
         "add-gumbel-noise",
         "BOOL",
         "",
+        EVERY,
         "draw tokens by Gumbel noise in f64 (LLaDA's way, its default) or by one categorical draw (Dream's)",
     ),
     option(
         "threshold",
         "F",
         "0.9",
-        "cached: positions of the block at least this confident commit; inf = one per step",
+        THRESHOLD,
+        "cached, mbsd: positions of the block at least this confident commit; inf = one per step",
+    ),
+    option(
+        "tau-visible",
+        "F",
+        "0.7",
+        FULL,
+        "full: positions of the block at least this confident get a token that may still change; inf = one per step",
+    ),
+    option(
+        "tau-stable",
+        "F",
+        "0.9",
+        FULL,
+        "full: at this confidence a token is final at once",
+    ),
+    option(
+        "factor",
+        "F",
+        "0",
+        CACHED,
+        "cached, mbsd, full: commit the n most confident with (n + 1) (1 - confidence of the last) < F, instead of a \
+         threshold; 0 = off",
+    ),
+    option(
+        "entropy-bound",
+        "F",
+        "0",
+        CACHED,
+        "cached, mbsd, full: commit the least uncertain while the entropies of all but the last sum up to at most F, \
+         instead of a threshold; 0 = off",
+    ),
+    option(
+        "local-radius",
+        "N",
+        "0",
+        CACHED,
+        "cached, mbsd, full: within N positions of one that commits the threshold is local-threshold; 0 = off",
+    ),
+    option(
+        "local-threshold",
+        "F",
+        "0.75",
+        CACHED,
+        "cached, mbsd, full: the threshold near positions that commit",
+    ),
+    option(
+        "stability",
+        "F",
+        "0",
+        CACHED,
+        "cached, mbsd, full: how much a token that was predicted in earlier steps gains in confidence; 0 = off",
     ),
     option(
         "suffix",
         "WHAT",
         "all",
-        "cached: masks right of the block that a step sees: none, the next N, all, or cached (K/V of the block's first step)",
+        CACHED,
+        "cached, mbsd, full: masks right of the block that a step sees: none, the next N, all, or cached (K/V of the \
+         block's first step)",
     ),
     option(
         "refresh-blocks",
         "N",
         "1",
-        "cached: recompute the K/V of everything committed every N blocks; 0 = never",
+        CACHED,
+        "cached, mbsd, full: recompute the K/V of everything committed every N blocks; 0 = never",
     ),
     option(
         "refresh-steps",
         "N",
         "0",
-        "cached: recompute the K/V of everything committed every N forwards; 0 = by blocks alone",
+        CACHED,
+        "cached, mbsd, full: recompute the K/V of everything committed every N forwards; 0 = by blocks alone",
+    ),
+    option(
+        "lookahead-trigger",
+        "N",
+        "8",
+        SPECULATIVE,
+        "mbsd, full: with fewer masks than N left in the block, positions right of it are predicted too",
+    ),
+    option(
+        "lookahead-max",
+        "N",
+        "32",
+        SPECULATIVE,
+        "mbsd, full: most positions right of the block that are predicted; 0 = off",
+    ),
+    option(
+        "draft-threshold",
+        "F",
+        "",
+        SPECULATIVE,
+        "mbsd, full: a predicted position right of the block that is this confident is fed its token as a draft; \
+         tau-stable, in mbsd the threshold, when not given",
+    ),
+    option(
+        "fill",
+        "WHAT",
+        "none",
+        SPECULATIVE,
+        "mbsd, full: what rows left over in a bucket of the cost table are used for: none, lookahead, or visible \
+         (tokens with the oldest K/V)",
+    ),
+    option(
+        "cost",
+        "TABLE",
+        "host",
+        SPECULATIVE,
+        "mbsd, full: what rows cost, for the choice of how far to predict: host (linear), npu (buckets of 32), \
+         measured, or a file of points ROWS:MS",
+    ),
+    option(
+        "revision-budget",
+        "N",
+        "1",
+        FULL,
+        "full: tokens that may still change and are predicted anew beside each step; 0 = off",
+    ),
+    option(
+        "revision-order",
+        "NAME",
+        "oldest",
+        FULL,
+        "full: which of them first: oldest or confidence (the least confident)",
+    ),
+    option(
+        "revision-radius",
+        "N",
+        "4",
+        FULL,
+        "full: tokens so near are computed anew without the one in question, for which their K/V would vouch",
+    ),
+    option(
+        "revision-context",
+        "WHAT",
+        "committed",
+        FULL,
+        "full: what a revision sees besides the prompt and the tokens: committed (nothing), or window (masks as they \
+         were in the last forward)",
+    ),
+    option(
+        "revision-path",
+        "NAME",
+        "auto",
+        FULL,
+        "full: revision on threads of its own (own) or in the forward of the step (dense); auto = dense on a CPU; \
+         same text either way",
+    ),
+    option(
+        "revision-threads",
+        "N",
+        "1",
+        FULL,
+        "full: threads of the revision path, where it has its own",
+    ),
+    option(
+        "tau-replace",
+        "F",
+        "0.9",
+        FULL,
+        "full: a revision that predicts another token this confidently replaces it",
+    ),
+    option(
+        "tau-remask",
+        "F",
+        "0.3",
+        FULL,
+        "full: a revision that gives the token less than this probability masks it again",
+    ),
+    option(
+        "max-revisions",
+        "N",
+        "3",
+        FULL,
+        "full: revisions of a position after which its token is final; 0 = no revision",
+    ),
+    option(
+        "final-sweep",
+        "N",
+        "8",
+        FULL,
+        "full: most forwards at the end that only revise",
     ),
     option(
         "confidence",
         "NAME",
         "with-mask",
+        EVERY,
         "softmax of the confidence: with-mask (over the whole vocabulary) or without-mask",
     ),
     option(
         "shift-logits",
         "BOOL|auto",
         "auto",
+        EVERY,
         "row i-1 predicts position i (Dream); auto = as the model says",
     ),
     option(
         "mask-id",
         "N|auto",
         "auto",
+        EVERY,
         "id of the mask token; auto = as the model says",
     ),
     option(
         "logits-eos-inf",
         "BOOL",
         "false",
+        EVERY,
         "never choose EOS (its logit is -inf before sampling)",
     ),
     option(
         "confidence-eos-eot-inf",
         "BOOL",
         "false",
+        EVERY,
         "commit EOS and EoT last (their logits are -inf in the confidence; at a temperature above 0 EoT's alone)",
     ),
 ];
@@ -144,14 +333,23 @@ pub enum Mode {
     Reference,
     /// Prefix K/V; every position of the block above the threshold commits.
     Cached,
+    /// [`Mode::Cached`] with a sliding window, and drafts right of the block.
+    Mbsd,
+    /// [`Mode::Mbsd`] with tokens that become final in stages, and their revision.
+    Full,
 }
 
 impl Mode {
+    /// Every mode.
+    pub const ALL: [Self; 4] = [Self::Reference, Self::Cached, Self::Mbsd, Self::Full];
+
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reference => "reference",
             Self::Cached => "cached",
+            Self::Mbsd => "mbsd",
+            Self::Full => "full",
         }
     }
 }
@@ -184,7 +382,7 @@ impl Algorithm {
     }
 }
 
-/// What a step of [`Mode::Cached`] sees of the masked tail, right of the current block.
+/// What a step sees of the masked tail, right of the current block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Suffix {
     /// Nothing.
@@ -197,139 +395,65 @@ pub enum Suffix {
     Cached,
 }
 
-pub(super) fn mode(key: &'static str, value: &str) -> Result<Mode, ParamError> {
-    match value {
-        "reference" => Ok(Mode::Reference),
-        "cached" => Ok(Mode::Cached),
-        _ => Err(ParamError::value(
-            key,
-            value,
-            "one of the modes there are: reference, cached",
-        )),
-    }
+/// What rows left over in a bucket are used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fill {
+    /// Nothing.
+    None,
+    /// Further lookahead.
+    Lookahead,
+    /// Visible positions, those with the oldest K/V first.
+    Visible,
 }
 
-pub(super) fn algorithm(key: &'static str, value: &str) -> Result<Algorithm, ParamError> {
-    match value {
-        "0" | "origin" => Ok(Algorithm::Origin),
-        "1" | "entropy" => Ok(Algorithm::Entropy),
-        "2" | "margin" | "topk_margin" => Ok(Algorithm::Margin),
-        "3" | "random" => Ok(Algorithm::Random),
-        "4" | "confidence" | "maskgit_plus" | "low_confidence" => Ok(Algorithm::Confidence),
-        _ => Err(ParamError::value(
-            key,
-            value,
-            "0 to 4 or one of origin, entropy, margin, random, confidence, maskgit_plus, topk_margin, low_confidence",
-        )),
-    }
+/// Which visible positions are revised first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RevisionOrder {
+    /// Those that got their token or were revised the longest time ago.
+    Oldest,
+    /// The least confident.
+    Confidence,
 }
 
-pub(super) fn suffix(key: &'static str, value: &str) -> Result<Suffix, ParamError> {
-    match value {
-        "none" => Ok(Suffix::None),
-        "all" => Ok(Suffix::All),
-        "cached" => Ok(Suffix::Cached),
-        _ => match digits(value) {
-            Some(0) => Ok(Suffix::None),
-            Some(n) => Ok(Suffix::Next(n)),
-            None => Err(ParamError::value(
-                key,
-                value,
-                "none, all, cached or a number of tokens",
-            )),
-        },
-    }
+/// What a revision sees besides the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RevisionContext {
+    /// Nothing.
+    Committed,
+    /// The K/V that masked rows had in the last forward.
+    Window,
 }
 
-pub(super) fn confidence(key: &'static str, value: &str) -> Result<bool, ParamError> {
-    match value {
-        "with-mask" => Ok(true),
-        "without-mask" => Ok(false),
-        _ => Err(ParamError::value(key, value, "with-mask or without-mask")),
-    }
+/// Where revision rows are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RevisionPath {
+    /// On an instance of the device of their own, beside the dense forward.
+    Own,
+    /// In the dense forward.
+    Dense,
+    /// Own beside an accelerator, dense on a CPU.
+    Auto,
 }
 
-pub(super) fn boolean(key: &'static str, value: &str) -> Result<bool, ParamError> {
-    truth(value).ok_or_else(|| ParamError::value(key, value, "true or false"))
+macro_rules! names {
+    ($($ty:ident { $($variant:ident = $name:literal),* $(,)? })*) => { $(
+        impl $ty {
+            /// Every variant.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            /// Returns the name on the command line.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    )* };
 }
 
-pub(super) fn auto_boolean(key: &'static str, value: &str) -> Result<Option<bool>, ParamError> {
-    match (value, truth(value)) {
-        ("auto", _) => Ok(None),
-        (_, Some(truth)) => Ok(Some(truth)),
-        _ => Err(ParamError::value(key, value, "auto, true or false")),
-    }
-}
-
-pub(super) fn auto_token(key: &'static str, value: &str) -> Result<Option<Token>, ParamError> {
-    if value == "auto" {
-        return Ok(None);
-    }
-    digits(value)
-        .and_then(|n| Token::try_from(n).ok())
-        .map(Some)
-        .ok_or_else(|| ParamError::value(key, value, "auto or a token id"))
-}
-
-/// Parses a count of at least `least`.
-pub(super) fn count(key: &'static str, value: &str, least: u32) -> Result<u32, ParamError> {
-    digits(value).filter(|&n| n >= least).ok_or_else(|| {
-        let expected = if least == 0 {
-            "a whole number, 0 or more"
-        } else {
-            "a whole number, 1 or more"
-        };
-        ParamError::value(key, value, expected)
-    })
-}
-
-/// Parses a number of steps. Steps that commit nothing are counted and not run, but counting takes time too.
-pub(super) fn steps(key: &'static str, value: &str) -> Result<u32, ParamError> {
-    digits(value)
-        .filter(|n| (1..=1_000_000).contains(n))
-        .ok_or_else(|| ParamError::value(key, value, "a whole number, 1 to 1000000"))
-}
-
-/// Parses a finite number that `allowed` accepts; `expected` says which.
-pub(super) fn number(
-    key: &'static str,
-    value: &str,
-    allowed: impl Fn(f32) -> bool,
-    expected: &'static str,
-) -> Result<f32, ParamError> {
-    decimal(value)
-        .filter(|&number| allowed(number))
-        .ok_or_else(|| ParamError::value(key, value, expected))
-}
-
-/// Parses a threshold: a number of 0 or more, or `inf`.
-pub(super) fn threshold(key: &'static str, value: &str) -> Result<f32, ParamError> {
-    if value == "inf" {
-        return Ok(f32::INFINITY);
-    }
-    number(key, value, |n| n >= 0.0, "a number of 0 or more, or inf")
-}
-
-fn truth(value: &str) -> Option<bool> {
-    match value {
-        "true" | "1" | "on" => Some(true),
-        "false" | "0" | "off" => Some(false),
-        _ => None,
-    }
-}
-
-fn digits(value: &str) -> Option<u32> {
-    // `parse` alone would take "+1".
-    let plain = value.bytes().all(|b| b.is_ascii_digit());
-    plain.then(|| value.parse().ok()).flatten()
-}
-
-fn decimal(value: &str) -> Option<f32> {
-    // `parse` alone would take "nan", "infinity" and "+1"; "-0" is not a way to say 0.
-    let first = value.bytes().next()?;
-    let plain = first.is_ascii_digit() || first == b'.';
-    plain
-        .then(|| value.parse::<f32>().ok())
-        .flatten()
-        .filter(|number| number.is_finite())
+names! {
+    Fill { None = "none", Lookahead = "lookahead", Visible = "visible" }
+    RevisionOrder { Oldest = "oldest", Confidence = "confidence" }
+    RevisionContext { Committed = "committed", Window = "window" }
+    RevisionPath { Own = "own", Dense = "dense", Auto = "auto" }
 }

@@ -1,11 +1,10 @@
-//! Parameters of a generation: what the user said, and what it comes to for a model and a length.
-//!
-//! [`Params`] collects options as text; an option that was not given is `None`, never a number. [`Params::resolve`] checks
-//! them against each other, the mode and the model, and fills in the defaults.
+//! Parameters of one generation, complete and consistent: what [`Params`] come to for a model and a length.
 
-use super::error::ParamError;
-use super::options::{self, Algorithm, Mode, Suffix};
+use super::cost::{BUCKET, CostSource};
+use super::options::{Algorithm, Fill, RevisionContext, RevisionOrder, RevisionPath, Suffix};
 use super::plan::{Measure, Token};
+
+pub use super::resolve::Params;
 
 /// Which official code a model comes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +36,7 @@ pub struct ModelTraits {
     pub family: Family,
 }
 
-/// How [`Mode::Reference`] spreads commits over steps.
+/// How mode `reference` spreads commits over steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
     /// LLaDA: left to right in blocks; a block of length `b` gets `max(1, round(steps b / n_gen))` steps, which share its
@@ -60,8 +59,12 @@ pub enum Schedule {
 
 /// The part of the parameters that belongs to a mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few of them are made, and they are plain values"
+)]
 pub enum ModeParams {
-    /// [`Mode::Reference`].
+    /// Mode `reference`.
     Reference {
         /// How commits are spread over steps.
         schedule: Schedule,
@@ -72,19 +75,102 @@ pub enum ModeParams {
         /// Scale of classifier-free guidance; 0 = off.
         cfg_scale: f32,
     },
-    /// [`Mode::Cached`].
-    Cached {
-        /// Tokens per block, at least 1.
-        block_length: u32,
-        /// Confidence from which a position commits.
-        threshold: f32,
-        /// What is seen of the masked tail.
-        suffix: Suffix,
-        /// Blocks from one refresh to the next; 0 = never.
-        refresh_blocks: u32,
-        /// Forwards from one refresh to the next; 0 = by blocks alone.
-        refresh_steps: u32,
-    },
+    /// Mode `cached`.
+    Cached(CacheParams),
+    /// Modes `mbsd` and `full`.
+    Full(FullParams),
+}
+
+/// What all modes with a K/V store go by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheParams {
+    /// Tokens per block, at least 1.
+    pub block_length: u32,
+    /// Which predictions of the block commit.
+    pub commit: CommitParams,
+    /// What is seen of the masked tail.
+    pub suffix: Suffix,
+    /// Blocks from one refresh to the next; 0 = never.
+    pub refresh_blocks: u32,
+    /// Forwards from one refresh to the next; 0 = by blocks alone.
+    pub refresh_steps: u32,
+}
+
+/// Which predictions of the block commit; the best one always does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CommitParams {
+    /// What is asked of a prediction.
+    pub rule: CommitRule,
+    /// Positions so near to one that commits need `local_threshold` only; 0 = off.
+    pub local_radius: u32,
+    /// See `local_radius`.
+    pub local_threshold: f32,
+    /// Weight of earlier predictions of the same token; 0 = off.
+    pub stability: f32,
+}
+
+/// What is asked of a prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CommitRule {
+    /// A confidence of at least so much.
+    Threshold(f32),
+    /// To be among the `n` most confident, for the largest `n` with `(n + 1) (1 - c_n) <` the factor.
+    Factor(f32),
+    /// To be among the least uncertain, for as long as the entropies of all but the last sum up to at most the bound.
+    EntropyBound(f32),
+}
+
+/// What modes `mbsd` and `full` go by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FullParams {
+    /// Blocks, commits (the threshold is that of visible tokens), suffix, refreshes.
+    pub cache: CacheParams,
+    /// Confidence at which a token is final at once.
+    pub tau_stable: f32,
+    /// Confidence from which a lookahead position becomes a draft.
+    pub draft_threshold: f32,
+    /// With fewer masks left in the block, lookahead is extended.
+    pub lookahead_trigger: u32,
+    /// Most lookahead positions.
+    pub lookahead_max: u32,
+    /// What rows left over in a bucket are used for.
+    pub fill: Fill,
+    /// What rows cost.
+    pub cost: CostSource,
+    /// Revision; absent in `mbsd`, and where its options say that no token is ever revised.
+    pub revision: Option<RevisionParams>,
+}
+
+/// What revision goes by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RevisionParams {
+    /// Positions beside each step.
+    pub budget: u32,
+    /// Which first.
+    pub order: RevisionOrder,
+    /// Distance of neighbours that are computed anew.
+    pub radius: u32,
+    /// What revision rows see besides the store.
+    pub context: RevisionContext,
+    /// Where the rows are computed.
+    pub path: RevisionPath,
+    /// Threads of a path of its own, at least 1.
+    pub n_threads: u32,
+    /// Confidence from which another token replaces the one that stands.
+    pub tau_replace: f32,
+    /// Probability below which the token is masked again.
+    pub tau_remask: f32,
+    /// Revisions of a position after which it is final, at least 1.
+    pub max_revisions: u32,
+    /// Most revision-only forwards at the end.
+    pub final_sweep: u32,
+}
+
+impl RevisionParams {
+    /// Returns the most rows that the revision of one position takes: itself, its shadow (with shift a pair), its neighbours.
+    pub const fn n_rows_each(&self) -> u32 {
+        3 + 2 * self.radius
+    }
 }
 
 /// Parameters of one generation, complete and consistent.
@@ -128,7 +214,7 @@ impl Resolved {
     pub const fn cfg_scale(&self) -> f32 {
         match self.mode {
             ModeParams::Reference { cfg_scale, .. } => cfg_scale,
-            ModeParams::Cached { .. } => 0.0,
+            ModeParams::Cached(_) | ModeParams::Full(_) => 0.0,
         }
     }
 
@@ -136,7 +222,7 @@ impl Resolved {
     pub const fn n_store_slots(&self) -> u32 {
         match self.mode {
             ModeParams::Reference { .. } => 0,
-            ModeParams::Cached { .. } => self.n_canvas(),
+            ModeParams::Cached(_) | ModeParams::Full(_) => self.n_canvas(),
         }
     }
 
@@ -145,7 +231,12 @@ impl Resolved {
         match self.mode {
             ModeParams::Reference { cfg_scale, .. } if cfg_scale > 0.0 => 2 * self.n_canvas(),
             ModeParams::Reference { .. } => self.n_canvas(),
-            ModeParams::Cached { .. } => self.n_gen,
+            ModeParams::Cached(_) => self.n_gen,
+            ModeParams::Full(full) => match full.revision {
+                None => self.n_gen,
+                // K/V of the masks now and, with context `window`, before; refreshed K/V; fresh rows of the revision path.
+                Some(_) => 3 * self.n_gen + self.n_canvas() + self.n_revision_rows(),
+            },
         }
     }
 
@@ -153,244 +244,31 @@ impl Resolved {
     pub const fn n_rows_max(&self) -> u32 {
         match self.mode {
             ModeParams::Reference { .. } => self.n_scratch_slots(),
-            ModeParams::Cached { .. } => self.n_canvas(),
+            ModeParams::Cached(_) => self.n_canvas(),
+            ModeParams::Full(_) => self.n_canvas() + self.n_gen + self.n_revision_rows(),
         }
     }
-}
 
-/// Options as the user gave them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Params {
-    mode: Option<Mode>,
-    steps: Option<u32>,
-    eps: Option<f32>,
-    block_length: Option<u32>,
-    algorithm: Option<Algorithm>,
-    alg_temp: Option<f32>,
-    cfg_scale: Option<f32>,
-    add_gumbel_noise: Option<bool>,
-    threshold: Option<f32>,
-    suffix: Option<Suffix>,
-    refresh_blocks: Option<u32>,
-    refresh_steps: Option<u32>,
-    confidence_with_mask: Option<bool>,
-    shift_logits: Option<Option<bool>>,
-    mask: Option<Option<Token>>,
-    logits_eos_inf: Option<bool>,
-    confidence_eos_eot_inf: Option<bool>,
-}
-
-impl Params {
-    /// Sets an option from text; the last value given counts. Keys are those of [`OPTIONS`](options::OPTIONS).
-    ///
-    /// # Errors
-    /// [`ParamError::UnknownKey`], or [`ParamError::Value`] with the domain of the option. The option keeps its value then.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParamError> {
-        let info = options::OPTIONS
-            .iter()
-            .find(|info| info.key == key)
-            .ok_or_else(|| ParamError::UnknownKey {
-                key: key.to_owned(),
-            })?;
-        let key = info.key;
-        match key {
-            "mode" => self.mode = Some(options::mode(key, value)?),
-            "steps" => self.steps = Some(options::steps(key, value)?),
-            "eps" => {
-                let open = |n| n > 0.0 && n < 1.0;
-                self.eps = Some(options::number(
-                    key,
-                    value,
-                    open,
-                    "a number above 0 and below 1",
-                )?);
-            }
-            "block-length" => self.block_length = Some(options::count(key, value, 1)?),
-            "algorithm" => self.algorithm = Some(options::algorithm(key, value)?),
-            "alg-temp" => {
-                self.alg_temp = Some(options::number(
-                    key,
-                    value,
-                    |n| n >= 0.0,
-                    "a number of 0 or more",
-                )?)
-            }
-            "cfg-scale" => {
-                self.cfg_scale = Some(options::number(
-                    key,
-                    value,
-                    |n| n >= 0.0,
-                    "a number of 0 or more",
-                )?)
-            }
-            "add-gumbel-noise" => self.add_gumbel_noise = Some(options::boolean(key, value)?),
-            "threshold" => self.threshold = Some(options::threshold(key, value)?),
-            "suffix" => self.suffix = Some(options::suffix(key, value)?),
-            "refresh-blocks" => self.refresh_blocks = Some(options::count(key, value, 0)?),
-            "refresh-steps" => self.refresh_steps = Some(options::count(key, value, 0)?),
-            "confidence" => self.confidence_with_mask = Some(options::confidence(key, value)?),
-            "shift-logits" => self.shift_logits = Some(options::auto_boolean(key, value)?),
-            "mask-id" => self.mask = Some(options::auto_token(key, value)?),
-            "logits-eos-inf" => self.logits_eos_inf = Some(options::boolean(key, value)?),
-            "confidence-eos-eot-inf" => {
-                self.confidence_eos_eot_inf = Some(options::boolean(key, value)?)
-            }
-            _ => unreachable!("every key of OPTIONS has an arm"),
-        }
-        Ok(())
-    }
-
-    /// Returns the complete parameters for a model and a canvas.
-    ///
-    /// # Errors
-    /// [`ParamError`] naming the option, length or token at fault.
-    pub fn resolve(
-        &self,
-        model: &ModelTraits,
-        n_prompt: u32,
-        n_gen: u32,
-    ) -> Result<Resolved, ParamError> {
-        if n_gen == 0 {
-            return Err(ParamError::NothingToGenerate);
-        }
-        if n_prompt
-            .checked_add(n_gen)
-            .is_none_or(|n_canvas| n_canvas > model.n_ctx)
-        {
-            return Err(ParamError::Context {
-                n_prompt,
-                n_gen,
-                n_ctx: model.n_ctx,
-            });
-        }
-        let mask = self
-            .mask
-            .flatten()
-            .or(model.mask)
-            .ok_or(ParamError::NoMask)?;
-        if u32::try_from(mask).is_ok_and(|id| id < model.n_vocab) {
-            let (mode, measure) = self.resolve_mode(model, n_gen)?;
-            Ok(Resolved {
-                n_prompt,
-                n_gen,
-                n_vocab: model.n_vocab,
-                mask,
-                eos: model.eos,
-                eot: model.eot,
-                shift_logits: self.shift_logits.flatten().unwrap_or(model.shift_logits),
-                confidence_with_mask: self.confidence_with_mask.unwrap_or(true),
-                logits_eos_inf: self.logits_eos_inf.unwrap_or(false),
-                confidence_eos_eot_inf: self.confidence_eos_eot_inf.unwrap_or(false),
-                gumbel_noise: self.add_gumbel_noise.unwrap_or(match mode {
-                    ModeParams::Reference {
-                        schedule: Schedule::Timesteps { .. },
-                        ..
-                    } => false,
-                    _ => model.family == Family::Llada,
-                }),
-                measure,
-                mode,
-            })
+    /// Most revision rows of one forward, fresh ones apart.
+    const fn n_revision_rows(&self) -> u32 {
+        let ModeParams::Full(FullParams {
+            revision: Some(revision),
+            ..
+        }) = self.mode
+        else {
+            return 0;
+        };
+        let n_each = revision.n_rows_each();
+        let n = if revision.budget < self.n_gen {
+            revision.budget
         } else {
-            Err(ParamError::MaskRange {
-                mask,
-                n_vocab: model.n_vocab,
-            })
-        }
-    }
-
-    fn resolve_mode(
-        &self,
-        model: &ModelTraits,
-        n_gen: u32,
-    ) -> Result<(ModeParams, Measure), ParamError> {
-        let mode = self.mode.unwrap_or(Mode::Cached);
-        let foreign: &[(&'static str, bool)] = match mode {
-            Mode::Reference => &[
-                ("threshold", self.threshold.is_some()),
-                ("suffix", self.suffix.is_some()),
-                ("refresh-blocks", self.refresh_blocks.is_some()),
-                ("refresh-steps", self.refresh_steps.is_some()),
-            ],
-            Mode::Cached => &[
-                ("steps", self.steps.is_some()),
-                ("eps", self.eps.is_some()),
-                ("algorithm", self.algorithm.is_some()),
-                ("alg-temp", self.alg_temp.is_some()),
-                ("cfg-scale", self.cfg_scale.is_some()),
-            ],
+            self.n_gen
         };
-        if let Some(&(key, _)) = foreign.iter().find(|(_, given)| *given) {
-            return Err(ParamError::NoMeaningInMode {
-                key,
-                mode: mode.name(),
-            });
-        }
-        match mode {
-            Mode::Reference => self.resolve_reference(model, n_gen),
-            Mode::Cached => {
-                let params = ModeParams::Cached {
-                    block_length: self
-                        .block_length
-                        .unwrap_or(model.default_block_length.max(1)),
-                    threshold: self.threshold.unwrap_or(0.9),
-                    suffix: self.suffix.unwrap_or(Suffix::All),
-                    refresh_blocks: self.refresh_blocks.unwrap_or(1),
-                    refresh_steps: self.refresh_steps.unwrap_or(0),
-                };
-                Ok((params, Measure::Confidence))
-            }
-        }
-    }
-
-    fn resolve_reference(
-        &self,
-        model: &ModelTraits,
-        n_gen: u32,
-    ) -> Result<(ModeParams, Measure), ParamError> {
-        let steps = self.steps.unwrap_or(n_gen);
-        let blocks = |block_length| Schedule::Blocks {
-            steps,
-            block_length,
-        };
-        let timesteps = |eps| Schedule::Timesteps { steps, eps };
-        let schedule = match (self.eps, self.block_length, model.family) {
-            (Some(_), Some(_), _) => {
-                return Err(ParamError::Conflict {
-                    first: "eps",
-                    second: "block-length",
-                });
-            }
-            (Some(eps), None, _) => timesteps(eps),
-            (None, Some(block_length), _) => blocks(block_length),
-            (None, None, Family::Llada) => blocks(model.default_block_length.max(1)),
-            (None, None, Family::Dream) => timesteps(1e-3),
-        };
-        let by_time = matches!(schedule, Schedule::Timesteps { .. });
-        let algorithm = self.algorithm.unwrap_or(if by_time {
-            Algorithm::Origin
+        let sweep = BUCKET + n_each;
+        if n * n_each > sweep {
+            n * n_each
         } else {
-            Algorithm::Confidence
-        });
-        let alg_temp = self.alg_temp.unwrap_or(0.0);
-        if alg_temp > 0.0 && matches!(algorithm, Algorithm::Origin | Algorithm::Random) {
-            return Err(ParamError::NoMeaningWithAlgorithm {
-                key: "alg-temp",
-                algorithm: algorithm.name(),
-            });
+            sweep
         }
-        let measure = match algorithm {
-            Algorithm::Entropy => Measure::NegEntropy,
-            Algorithm::Margin => Measure::Margin,
-            Algorithm::Confidence if by_time => Measure::Probability,
-            Algorithm::Confidence | Algorithm::Origin | Algorithm::Random => Measure::Confidence,
-        };
-        let params = ModeParams::Reference {
-            schedule,
-            algorithm,
-            alg_temp,
-            cfg_scale: self.cfg_scale.unwrap_or(0.0),
-        };
-        Ok((params, measure))
     }
 }

@@ -13,12 +13,14 @@
 //!
 //! What every plan of a [`Decoder`](super::Decoder) keeps:
 //!
-//! * no two rows write the same slot; scratch slots written by a plan are numbered without gaps from the end of the
-//!   scratch that it keeps from an earlier forward (0 when it keeps none);
+//! * no two rows write the same slot;
 //! * the ranges of a stream are sorted, not empty, neither overlapping nor touching, and name only slots that a row of
 //!   this plan or of an earlier plan has written;
-//! * `predict` is sorted by position and names masked positions only. Two entries may name the same row (with shifted
-//!   logits row 0 predicts positions 0 and 1).
+//! * `predict` names masked positions, sorted by position, then positions under revision, sorted likewise. Two entries may
+//!   name the same row (with shifted logits row 0 predicts positions 0 and 1).
+//!
+//! A plan may have two *paths*, see [`Split`]: rows of the step, and rows of the revision. Neither sees a slot that the other
+//! writes, so they may run one after the other in any order, at the same time, or as one forward.
 
 use std::ops::Range;
 
@@ -65,6 +67,17 @@ pub struct Predict {
     pub row: u32,
     /// Row of the unconditional pass, for classifier-free guidance: `un + (scale + 1) (cond - un)`.
     pub uncond_row: Option<u32>,
+    /// Token whose probability is wanted besides.
+    pub probe: Option<Token>,
+}
+
+/// Where the revision path of a plan begins. Its streams are not those of the step's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Index of its first row; all others are right of it.
+    pub row: u32,
+    /// Index of its first entry of [`RowPlan::predict`].
+    pub predict: u32,
 }
 
 /// Why a forward is made; reports count forwards by kind.
@@ -97,6 +110,31 @@ pub struct RowPlan {
     /// Predictions wanted, in the order in which they are returned. Rows that no entry names get no output
     /// projection.
     pub predict: Vec<Predict>,
+    /// Where the revision path begins, if there is one.
+    pub split: Option<Split>,
+}
+
+impl RowPlan {
+    /// Returns an empty plan of step 0.
+    pub(crate) const fn empty() -> Self {
+        Self {
+            kind: ForwardKind::Prefill,
+            step: 0,
+            rows: Vec::new(),
+            streams: Vec::new(),
+            predict: Vec::new(),
+            split: None,
+        }
+    }
+
+    /// Returns the number of rows that are not of the revision path; none of a sweep's is.
+    pub fn n_dense_rows(&self) -> usize {
+        match (self.kind, self.split) {
+            (ForwardKind::Sweep, _) => 0,
+            (_, Some(split)) => split.row as usize,
+            (_, None) => self.rows.len(),
+        }
+    }
 }
 
 /// What the model says of one position: the answer to a [`Predict`], made by the engine's sampler.
@@ -111,6 +149,8 @@ pub struct Prediction {
     pub confidence: f32,
     /// What the session's [`Measure`] says: the higher, the earlier the position commits. Not NaN.
     pub score: f32,
+    /// Probability of [`Predict::probe`] as [`Prediction::confidence`] has it; 0 without one.
+    pub probe: f32,
 }
 
 /// What [`Prediction::score`] holds.

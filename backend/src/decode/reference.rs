@@ -13,7 +13,8 @@
 
 use std::ops::Range;
 
-use super::canvas::Canvas;
+use super::canvas::{Canvas, Change};
+use super::error::DecodeError;
 use super::event::Event;
 use super::options::Algorithm;
 use super::params::{Resolved, Schedule};
@@ -105,7 +106,7 @@ impl Reference {
         plan: &RowPlan,
         predictions: &[Prediction],
         events: &mut Vec<Event>,
-    ) {
+    ) -> Result<(), DecodeError> {
         self.ranked.clear();
         for (index, prediction) in predictions.iter().enumerate() {
             let mut key = f64::from(prediction.score);
@@ -118,9 +119,11 @@ impl Reference {
         }
         best_first(&mut self.ranked);
         for &(_, index) in self.ranked.iter().take(self.n_commit) {
-            canvas.commit(predictions[index].pos, predictions[index].token, events);
+            let Prediction { pos, token, .. } = predictions[index];
+            canvas.change(pos, Change::CommitStable(token), events)?;
         }
         self.step_in_block += 1;
+        Ok(())
     }
 
     fn next_block(&mut self) {
@@ -209,6 +212,7 @@ impl Reference {
             pos,
             row,
             uncond_row: self.guided.then_some(self.n_canvas + row),
+            probe: None,
         }
     }
 

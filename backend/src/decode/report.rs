@@ -1,5 +1,6 @@
 //! Counters of one generation.
 
+use super::cost::BUCKET;
 use super::plan::{ForwardKind, RowPlan};
 
 /// What a generation did, times apart. The fields are those of the C interface's report.
@@ -39,6 +40,9 @@ pub struct Report {
     pub revisions_remasked: u32,
     /// Commits in all, those right of an EOS included.
     pub n_committed: u32,
+    /// Forwards in buckets of 32 rows, the revision's rows among them: with the number of forwards, the time by the built-in
+    /// table `npu`.
+    pub buckets: u64,
 }
 
 impl Report {
@@ -51,6 +55,13 @@ impl Report {
             + self.forwards_sweep
     }
 
+    /// Returns the milliseconds of all forwards by the built-in table `npu`; revision rows count as rows of their step.
+    pub fn npu_ms(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+        let buckets = self.buckets as f64;
+        50.0 * f64::from(self.n_forwards()) + 27.3 * buckets
+    }
+
     pub(super) fn count(&mut self, plan: &RowPlan) {
         *match plan.kind {
             ForwardKind::Prefill => &mut self.forwards_prefill,
@@ -59,8 +70,11 @@ impl Report {
             ForwardKind::Promotion => &mut self.forwards_promotion,
             ForwardKind::Sweep => &mut self.forwards_sweep,
         } += 1;
-        self.rows_dense += plan.rows.len() as u64;
-        // `predict` ascends, so equal rows are neighbours.
+        let n_dense = plan.n_dense_rows();
+        self.rows_dense += n_dense as u64;
+        self.rows_revision += (plan.rows.len() - n_dense) as u64;
+        self.buckets += plan.rows.len().div_ceil(BUCKET as usize) as u64;
+        // Each path's `predict` ascends, so equal rows are neighbours.
         let mut last = None;
         for wanted in &plan.predict {
             if last != Some(wanted.row) {

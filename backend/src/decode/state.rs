@@ -1,10 +1,10 @@
 //! The decoder: a state machine between the engine's forwards.
 //!
 //! ```text
-//!                 next_plan: a plan               absorb: masks left
+//!                 next_plan: a plan               absorb: something is left
 //!     new ──► Ready ─────────────► Awaiting ────────────────────────► Ready
 //!                                      │
-//!                                      └──────────► Done   absorb: no mask left before the leftmost EOS
+//!                                      └──────────► Done   absorb: no mask left before the leftmost EOS, nothing to revise
 //!
 //!     Ready     next_plan → Awaiting      absorb → error
 //!     Awaiting  next_plan → error         absorb → Ready or Done; wrong predictions → error, stays Awaiting
@@ -18,8 +18,9 @@ use super::cached::Cached;
 use super::canvas::Canvas;
 use super::error::DecodeError;
 use super::event::{Event, Stage};
+use super::full::Full;
 use super::params::{ModeParams, Resolved};
-use super::plan::{ForwardKind, Prediction, RowPlan, Token};
+use super::plan::{Prediction, RowPlan, Token};
 use super::reference::Reference;
 use super::report::Report;
 
@@ -49,6 +50,7 @@ impl State {
 enum Strategy {
     Reference(Reference),
     Cached(Cached),
+    Full(Box<Full>),
 }
 
 /// Decodes one canvas: gives row plans, takes predictions, tells events.
@@ -68,7 +70,7 @@ enum Strategy {
 ///     let predictions: Vec<_> = plan
 ///         .predict
 ///         .iter()
-///         .map(|wanted| Prediction { pos: wanted.pos, token: 7, confidence: 1.0, score: 1.0 })
+///         .map(|wanted| Prediction { pos: wanted.pos, token: 7, confidence: 1.0, score: 1.0, probe: 1.0 })
 ///         .collect();
 ///     let _events = decoder.absorb(&predictions)?;
 /// }
@@ -125,33 +127,15 @@ impl Decoder {
                 cfg_scale > 0.0,
                 seed,
             )),
-            ModeParams::Cached {
-                block_length,
-                threshold,
-                suffix,
-                refresh_blocks,
-                refresh_steps,
-            } => Strategy::Cached(Cached::new(
-                &resolved,
-                block_length,
-                threshold,
-                suffix,
-                refresh_blocks,
-                refresh_steps,
-            )),
+            ModeParams::Cached(params) => Strategy::Cached(Cached::new(&resolved, params)),
+            ModeParams::Full(params) => Strategy::Full(Box::new(Full::new(&resolved, params))),
         };
         Ok(Self {
             canvas: Canvas::new(&resolved, prompt),
             strategy,
             state: State::Ready,
             step: 0,
-            plan: RowPlan {
-                kind: ForwardKind::Prefill,
-                step: 0,
-                rows: Vec::new(),
-                streams: Vec::new(),
-                predict: Vec::new(),
-            },
+            plan: RowPlan::empty(),
             events: Vec::new(),
             report: Report {
                 n_prompt: resolved.n_prompt,
@@ -171,9 +155,11 @@ impl Decoder {
                 self.plan.step = self.step;
                 self.plan.rows.clear();
                 self.plan.predict.clear();
+                self.plan.split = None;
                 match &mut self.strategy {
                     Strategy::Reference(reference) => reference.plan(&self.canvas, &mut self.plan),
                     Strategy::Cached(cached) => cached.plan(&self.canvas, &mut self.plan),
+                    Strategy::Full(full) => full.plan(&self.canvas, &mut self.plan),
                 }
                 self.state = State::Awaiting;
                 Ok(Some(&self.plan))
@@ -194,15 +180,25 @@ impl Decoder {
         }
         self.check(predictions)?;
         self.events.clear();
+        let Self {
+            canvas,
+            plan,
+            events,
+            report,
+            ..
+        } = self;
         match &mut self.strategy {
             Strategy::Reference(reference) => {
-                reference.absorb(&mut self.canvas, &self.plan, predictions, &mut self.events);
+                reference.absorb(canvas, plan, predictions, events)?
             }
-            Strategy::Cached(cached) => {
-                cached.absorb(&mut self.canvas, &self.plan, predictions, &mut self.events)
-            }
+            Strategy::Cached(cached) => cached.absorb(canvas, plan, predictions, events)?,
+            Strategy::Full(full) => full.absorb(canvas, plan, predictions, events, report)?,
         }
-        self.canvas.settle(&mut self.events);
+        canvas.settle(events);
+        let done = match &mut self.strategy {
+            Strategy::Reference(_) | Strategy::Cached(_) => canvas.n_masked() == 0,
+            Strategy::Full(full) => full.finish(canvas, events)?,
+        };
         self.events.push(Event::Step {
             step: self.plan.step,
             kind: self.plan.kind,
@@ -212,11 +208,7 @@ impl Decoder {
         self.report.n_committed = self.canvas.n_committed();
         self.report.n_generated = u32::try_from(self.canvas.output().len()).unwrap_or(u32::MAX);
         self.step = self.plan.step + 1;
-        self.state = if self.canvas.n_masked() == 0 {
-            State::Done
-        } else {
-            State::Ready
-        };
+        self.state = if done { State::Done } else { State::Ready };
         Ok(&self.events)
     }
 
@@ -270,6 +262,7 @@ impl Decoder {
                 token,
                 confidence,
                 score,
+                probe,
             } = *prediction;
             if pos != wanted.pos {
                 return Err(DecodeError::PredictionPosition {
@@ -281,7 +274,7 @@ impl Decoder {
             if token == self.resolved.mask || !is_in(token, self.resolved.n_vocab) {
                 return Err(DecodeError::PredictionToken { pos, token });
             }
-            if confidence.is_nan() || score.is_nan() {
+            if confidence.is_nan() || score.is_nan() || probe.is_nan() {
                 return Err(DecodeError::NotANumber {
                     pos,
                     confidence,

@@ -133,7 +133,9 @@ mod tests {
                 pos: 1,
                 row: 1,
                 uncond_row: None,
+                probe: None,
             }],
+            split: None,
         }
     }
 

@@ -60,6 +60,8 @@ impl RunReport {
             .uint("revisions_made", counts.revisions_made)
             .uint("revisions_replaced", counts.revisions_replaced)
             .uint("revisions_remasked", counts.revisions_remasked)
+            .uint("buckets", counts.buckets)
+            .float("npu_ms", counts.npu_ms())
             .float("tokens_per_step", self.tokens_per_step())
             .float("tokens_per_second", self.tokens_per_second())
             .float("seconds_total", self.total.as_secs_f64())

@@ -21,7 +21,7 @@ mod softmax;
 mod tests;
 
 use crate::decode::params::Resolved;
-use crate::decode::plan::{Measure, Prediction, Token};
+use crate::decode::plan::{Measure, Predict, Prediction, Token};
 use crate::decode::random::{self, Key, Purpose};
 
 /// What the caller says about sampling; the rest comes with [`Resolved`].
@@ -178,8 +178,8 @@ impl Sampler {
         }
     }
 
-    /// Returns the prediction of position `pos` in step `step` from its row of logits `[n_vocab]` and, with guidance, the
-    /// row without the prompt.
+    /// Returns the prediction of `wanted` in step `step` from its row of logits `[n_vocab]` and, with guidance, the row without
+    /// the prompt.
     ///
     /// # Errors
     /// [`SampleError::Length`], [`SampleError::NotANumber`] or [`SampleError::NothingToChoose`].
@@ -188,9 +188,10 @@ impl Sampler {
         &mut self,
         logits: &[f32],
         uncond: Option<&[f32]>,
-        pos: u32,
+        wanted: Predict,
         step: u32,
     ) -> Result<Prediction, SampleError> {
+        let Predict { pos, probe, .. } = wanted;
         let params = self.params;
         self.load(logits, uncond, pos)?;
         if params.logits_eos_inf {
@@ -225,6 +226,7 @@ impl Sampler {
         let max = softmax::max(&self.logits).ok_or(SampleError::NotANumber { pos })?;
         let total = softmax::sum(&self.logits, |logit| softmax::exp(logit - max));
         let probability = |logit: f32| narrow(f64::from(softmax::exp(logit - max)) / total);
+        let probe = probe.and_then(|token| self.logits.get(index(token)).copied());
         let demoted = token_logit == f32::NEG_INFINITY;
         let confidence = if demoted {
             0.0
@@ -245,6 +247,7 @@ impl Sampler {
             token: Token::try_from(chosen).expect("ids of a vocabulary fit a token"),
             confidence,
             score,
+            probe: probe.map_or(0.0, probability),
         })
     }
 

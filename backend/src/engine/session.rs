@@ -355,5 +355,5 @@ fn predict_one(
     let uncond = predict
         .uncond_row
         .map(|row| logits.row(row).expect("predicting rows have logits"));
-    sampler.predict(cond, uncond, predict.pos, step)
+    sampler.predict(cond, uncond, predict, step)
 }

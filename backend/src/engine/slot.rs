@@ -174,6 +174,7 @@ mod tests {
             ],
             streams: vec![stream(&[0..3], &[4..5])],
             predict: vec![],
+            split: None,
         };
         assert_eq!(
             Capacity::of(&plan),

@@ -50,7 +50,7 @@ fn decode(options: &str, n_gen: u32, sampling: Sampling, row: impl Fn(u32) -> Ve
         let predict = |wanted: &ggml_llada_npu::decode::plan::Predict| {
             let logits = row(wanted.pos);
             sampler
-                .predict(&logits, None, wanted.pos, plan.step)
+                .predict(&logits, None, *wanted, plan.step)
                 .expect("logits are numbers")
         };
         let predictions: Vec<_> = plan.predict.iter().map(predict).collect();

@@ -233,6 +233,7 @@ pub(super) fn generate(
 const fn stage_code(stage: Stage) -> u8 {
     match stage {
         Stage::Invisible => 0,
+        Stage::Draft => 3,
         Stage::Visible => 1,
         Stage::Stable => 2,
     }

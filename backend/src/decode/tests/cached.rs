@@ -165,7 +165,7 @@ proptest! {
 
 /// Every forward sees the committed text, the block and the tail of the suffix, up to the leftmost end.
 fn check_sight(resolved: &Resolved, trace: &Trace, prompt: &[Token], suffix: &str, ends: bool) {
-    let ModeParams::Cached { block_length, .. } = resolved.mode else {
+    let ModeParams::Cached(CacheParams { block_length, .. }) = resolved.mode else {
         panic!("mode cached")
     };
     let mut canvas = prompt.to_vec();
@@ -246,6 +246,7 @@ impl Script {
                 token: token.unwrap_or(9),
                 confidence: if token.is_some() { 1.0 } else { 0.0 },
                 score: 0.0,
+                probe: 0.0,
             }
         };
         let predictions: Vec<_> = plan
@@ -463,6 +464,7 @@ fn the_threshold_is_on_the_confidence_and_the_best_always_commits() {
                 token: 7,
                 confidence,
                 score: -confidence,
+                probe: 0.0,
             })
             .collect();
         script.decoder.absorb(&predictions).unwrap();

@@ -9,11 +9,11 @@ use super::super::*;
 use crate::decode::plan::{Predict, Row, Slot, Stream};
 
 pub(super) const MASK: Token = 0;
-pub(super) const EOS: Token = 1;
+pub(in crate::decode) const EOS: Token = 1;
 pub(super) const EOT: Token = 2;
 
 /// A model with a small vocabulary, so that EOS, EoT and ties of confidence are frequent.
-pub(super) fn traits(shift_logits: bool, ends: bool) -> ModelTraits {
+pub(in crate::decode) fn traits(shift_logits: bool, ends: bool) -> ModelTraits {
     ModelTraits {
         mask: Some(MASK),
         eos: ends.then_some(EOS),
@@ -85,6 +85,7 @@ impl Weights {
             token,
             confidence,
             score: confidence,
+            probe: 0.0,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests of the decoder as a whole; those of single functions are beside them.
 
 mod cached;
-mod machine;
+pub(super) mod machine;
 mod params;
 mod reference;
 mod state;

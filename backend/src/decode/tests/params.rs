@@ -14,9 +14,31 @@ const VALUES: &[(&str, &str)] = &[
     ("cfg-scale", "1.5"),
     ("add-gumbel-noise", "true"),
     ("threshold", "0.8"),
+    ("tau-visible", "0.6"),
+    ("tau-stable", "0.95"),
+    ("factor", "1"),
+    ("entropy-bound", "0.1"),
+    ("local-radius", "4"),
+    ("local-threshold", "0.5"),
+    ("stability", "0.7"),
     ("suffix", "12"),
     ("refresh-blocks", "2"),
     ("refresh-steps", "3"),
+    ("lookahead-trigger", "4"),
+    ("lookahead-max", "16"),
+    ("draft-threshold", "0.8"),
+    ("fill", "lookahead"),
+    ("cost", "npu"),
+    ("revision-budget", "2"),
+    ("revision-order", "confidence"),
+    ("revision-radius", "2"),
+    ("revision-context", "window"),
+    ("revision-path", "own"),
+    ("revision-threads", "2"),
+    ("tau-replace", "0.8"),
+    ("tau-remask", "0.2"),
+    ("max-revisions", "2"),
+    ("final-sweep", "2"),
     ("confidence", "without-mask"),
     ("shift-logits", "true"),
     ("mask-id", "4"),
@@ -34,18 +56,7 @@ fn set_knows_exactly_the_keys_of_the_table() {
         params.set(key, value).unwrap();
         assert_ne!(params, Params::default(), "{key} has no effect");
     }
-    for key in [
-        "",
-        "Mode",
-        "tau-visible",
-        "draft-threshold",
-        "fill",
-        "final-sweep",
-        "cost",
-        "json",
-        "visual",
-        "steps ",
-    ] {
+    for key in ["", "Mode", "tau", "json", "visual", "steps "] {
         let error = Params::default().set(key, "1").unwrap_err();
         assert_eq!(error.to_string(), format!("unknown option `{key}`"));
     }
@@ -59,10 +70,17 @@ fn the_defaults_of_the_table_are_the_defaults() {
             params.set(info.key, info.default).unwrap();
             params.resolve(&traits(false, true), 3, 9)
         };
-        let (cached, reference) = (set(""), set("mode=reference"));
-        let plain = [params(""), params("mode=reference")]
-            .map(|params| params.resolve(&traits(false, true), 3, 9));
-        assert!(cached == plain[0] || reference == plain[1], "{}", info.key);
+        let plain = |mode: Mode| {
+            let params = params(&format!("mode={}", mode.name()));
+            params.resolve(&traits(false, true), 3, 9)
+        };
+        for &mode in info.modes.iter().filter(|_| info.key != "mode") {
+            let set = set(&format!("mode={}", mode.name()));
+            assert_eq!(set, plain(mode), "{} in {}", info.key, mode.name());
+        }
+        if info.key == "mode" {
+            assert_eq!(set(""), params("").resolve(&traits(false, true), 3, 9));
+        }
     }
 }
 
@@ -85,7 +103,7 @@ fn values_outside_the_domain_are_refused_in_one_line_that_names_key_and_value() 
         }
     }
     let cases: &[(&str, &[&str])] = &[
-        ("mode", &["full", "mbsd", "Cached"]),
+        ("mode", &["fast", "Cached"]),
         ("steps", &["0", "1.5", "1000001", "inf"]),
         ("eps", &["0", "1", "inf", "1e99", "1e-60"]),
         ("block-length", &["0", "4294967296"]),
@@ -94,6 +112,14 @@ fn values_outside_the_domain_are_refused_in_one_line_that_names_key_and_value() 
         ("cfg-scale", &["-0.5", "inf"]),
         ("add-gumbel-noise", &["yes", "2"]),
         ("threshold", &["-0.1", "infinity", "1e39", "-inf"]),
+        ("tau-remask", &["1.1", "inf"]),
+        ("fill", &["all"]),
+        ("cost", &["gpu", "1:2:3", "0:1", "2:1,1:2", "1:2,3:1"]),
+        ("revision-budget", &["257"]),
+        ("revision-radius", &["65"]),
+        ("revision-threads", &["0", "513"]),
+        ("max-revisions", &["1001"]),
+        ("factor", &["inf"]),
         ("suffix", &["1.5", "some"]),
         ("refresh-blocks", &["1.0"]),
         ("refresh-steps", &["1.0"]),
@@ -112,12 +138,12 @@ fn values_outside_the_domain_are_refused_in_one_line_that_names_key_and_value() 
         }
     }
     let error = Params::default()
-        .set("mode", "full")
+        .set("mode", "fast")
         .unwrap_err()
         .to_string();
     assert_eq!(
         error,
-        "option `mode`: `full` is not one of the modes there are: reference, cached"
+        "option `mode`: `fast` is not one of the modes there are: reference, cached, mbsd, full"
     );
 }
 
@@ -147,7 +173,7 @@ fn algorithms_have_the_numbers_of_stock_and_the_names_of_the_papers() {
                 ModeParams::Reference { algorithm, .. } => {
                     assert_eq!(algorithm, expected, "{name}")
                 }
-                ModeParams::Cached { .. } => panic!("mode=reference"),
+                ModeParams::Cached(_) | ModeParams::Full(_) => panic!("mode=reference"),
             }
         }
     }
@@ -162,25 +188,40 @@ fn error(words: &str) -> String {
 
 #[test]
 fn options_without_meaning_are_refused_by_name() {
-    for (mode, keys) in [
-        ("reference", "threshold suffix refresh-blocks refresh-steps"),
-        ("cached", "steps eps algorithm alg-temp cfg-scale"),
-    ] {
-        for key in keys.split(' ') {
-            let (_, value) = VALUES.iter().find(|(other, _)| *other == key).unwrap();
-            let expected = format!("option `{key}` has no meaning in mode `{mode}`");
-            assert_eq!(error(&format!("mode={mode} {key}={value}")), expected);
-        }
-        // The others are taken.
-        for (key, value) in VALUES
-            .iter()
-            .filter(|(key, _)| *key != "mode" && !keys.split(' ').any(|k| k == *key))
-        {
+    for mode in Mode::ALL.map(Mode::name) {
+        let mut refused = Vec::new();
+        for (key, value) in VALUES.iter().filter(|(key, _)| *key != "mode") {
             let words = format!("mode={mode} {key}={value}");
-            let resolved = params(&words).resolve(&traits(false, true), 3, 9);
-            assert!(resolved.is_ok(), "{words}: {resolved:?}");
+            match params(&words).resolve(&traits(false, true), 3, 9) {
+                Ok(_) => {}
+                Err(error) => {
+                    let expected = format!("option `{key}` has no meaning in mode `{mode}`");
+                    assert_eq!(error.to_string(), expected);
+                    refused.push(*key);
+                }
+            }
         }
+        let schedule = "steps eps algorithm alg-temp cfg-scale";
+        let commits = "factor entropy-bound local-radius local-threshold stability";
+        let cache = "suffix refresh-blocks refresh-steps";
+        let ahead = "lookahead-trigger lookahead-max draft-threshold fill cost";
+        let full = "tau-visible tau-stable revision-budget revision-order revision-radius revision-context \
+                    revision-path revision-threads tau-replace tau-remask max-revisions final-sweep";
+        let expected = match mode {
+            "reference" => vec!["threshold", commits, cache, ahead, full],
+            "cached" => vec![schedule, ahead, full],
+            "mbsd" => vec![schedule, full],
+            _ => vec![schedule, "threshold"],
+        };
+        let mut expected: Vec<&str> = expected.iter().flat_map(|keys| keys.split(' ')).collect();
+        expected.sort_unstable();
+        refused.sort_unstable();
+        assert_eq!(refused, expected, "mode {mode}");
     }
+    assert_eq!(
+        error("mode=mbsd fill=visible"),
+        "option `fill=visible` has no meaning in mode `mbsd`"
+    );
     for algorithm in ["origin", "random"] {
         let words = format!("mode=reference alg-temp=0.5 algorithm={algorithm}");
         assert_eq!(
@@ -198,6 +239,10 @@ fn what_does_not_fit_together_is_refused() {
     let expected =
         "options `eps` and `block-length` exclude each other: they choose different schedules";
     assert_eq!(error("mode=reference eps=0.1 block-length=8"), expected);
+    assert_eq!(
+        error("factor=1 entropy-bound=0.1"),
+        "options `factor` and `entropy-bound` exclude each other: they choose different schedules"
+    );
     assert_eq!(
         error("mask-id=30"),
         "mask token 30 is outside the vocabulary of 30 tokens"
@@ -339,7 +384,7 @@ fn schedules_follow_the_model_and_the_option_given() {
             .unwrap();
         match resolved.mode {
             ModeParams::Reference { schedule, .. } => assert_eq!(schedule, expected, "{words}"),
-            ModeParams::Cached { .. } => panic!("mode=reference"),
+            ModeParams::Cached(_) | ModeParams::Full(_) => panic!("mode=reference"),
         }
         assert_eq!(
             (resolved.measure, resolved.gumbel_noise),
@@ -351,13 +396,18 @@ fn schedules_follow_the_model_and_the_option_given() {
     let cached = params("shift-logits=false mask-id=4")
         .resolve(&dream, 3, 9)
         .unwrap();
-    let expected = ModeParams::Cached {
+    let expected = ModeParams::Cached(CacheParams {
         block_length: 16,
-        threshold: 0.9,
+        commit: CommitParams {
+            rule: CommitRule::Threshold(0.9),
+            local_radius: 0,
+            local_threshold: 0.75,
+            stability: 0.0,
+        },
         suffix: Suffix::All,
         refresh_blocks: 1,
         refresh_steps: 0,
-    };
+    });
     assert_eq!(
         (cached.mode, cached.shift_logits, cached.mask),
         (expected, false, 4)

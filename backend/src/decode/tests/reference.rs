@@ -283,6 +283,7 @@ fn sure(pos: u32) -> Prediction {
         token: 7,
         confidence: 1.0,
         score: 1.0,
+        probe: 0.0,
     }
 }
 
@@ -396,6 +397,7 @@ fn chosen(words: &str, seed: u64, scores: &[f32]) -> Vec<u32> {
             token: 7,
             confidence: 0.5,
             score: scores[pos as usize],
+            probe: 0.0,
         })
         .collect();
     let events = decoder.absorb(&predictions).unwrap();
@@ -483,6 +485,7 @@ fn decoding_ends_when_nothing_is_masked_before_an_eos() {
             token: if pos == 3 { EOS } else { 7 },
             confidence: 1.0,
             score: 1.0,
+            probe: 0.0,
         })
         .collect();
     decoder.absorb(&predictions).unwrap();

@@ -16,6 +16,7 @@ fn prediction(pos: u32) -> Prediction {
         token: 7,
         confidence: 0.5,
         score: 0.5,
+        probe: 0.0,
     }
 }
 

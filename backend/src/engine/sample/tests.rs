@@ -24,8 +24,19 @@ fn params(n_vocab: usize) -> SampleParams {
     }
 }
 
+fn at(pos: u32) -> Predict {
+    Predict {
+        pos,
+        row: 0,
+        uncond_row: None,
+        probe: None,
+    }
+}
+
 fn predict(params: SampleParams, logits: &[f32]) -> Prediction {
-    Sampler::new(params).predict(logits, None, 3, 4).unwrap()
+    Sampler::new(params)
+        .predict(logits, None, at(3), 4)
+        .unwrap()
 }
 
 /// Softmax in f64 over the ids that `counts` accepts; 0 elsewhere.
@@ -178,7 +189,7 @@ fn guidance_is_the_rows_formula() {
         .map(|(c, u)| u + 2.5 * (c - u))
         .collect();
     let found = Sampler::new(params)
-        .predict(&cond, Some(&un), 3, 4)
+        .predict(&cond, Some(&un), at(3), 4)
         .unwrap();
     assert_eq!(found, predict(self::params(8), &mixed));
     assert_eq!(found.token, 6);
@@ -204,14 +215,14 @@ fn bad_rows_are_errors() {
             let mut logits = [0.0; 8];
             logits[place] = bad;
             assert_eq!(
-                sampler.predict(&logits, None, 7, 0),
+                sampler.predict(&logits, None, at(7), 0),
                 Err(SampleError::NotANumber { pos: 7 })
             );
         }
     }
     let nothing = [f32::NEG_INFINITY; 8];
     assert_eq!(
-        sampler.predict(&nothing, None, 7, 0),
+        sampler.predict(&nothing, None, at(7), 0),
         Err(SampleError::NothingToChoose { pos: 7 })
     );
     let length = SampleError::Length {
@@ -219,9 +230,9 @@ fn bad_rows_are_errors() {
         expected: 8,
         found: 9,
     };
-    assert_eq!(sampler.predict(&[0.0; 9], None, 7, 0), Err(length));
+    assert_eq!(sampler.predict(&[0.0; 9], None, at(7), 0), Err(length));
     assert_eq!(
-        sampler.predict(&[0.0; 8], Some(&[0.0; 9]), 7, 0),
+        sampler.predict(&[0.0; 8], Some(&[0.0; 9]), at(7), 0),
         Err(length)
     );
 }
@@ -294,7 +305,7 @@ fn draws_follow_the_sampled_distribution() {
             for draw in 0..n {
                 counts[index(
                     sampler
-                        .predict(&logits, None, draw % 100, draw / 100)
+                        .predict(&logits, None, at(draw % 100), draw / 100)
                         .unwrap()
                         .token,
                 )] += 1;
@@ -333,7 +344,7 @@ fn top_p_keeps_the_token_that_exceeds_it() {
         ..params(8)
     });
     let mut seen: Vec<Token> = (0..200)
-        .map(|step| sampler.predict(&logits, None, 0, step).unwrap().token)
+        .map(|step| sampler.predict(&logits, None, at(0), step).unwrap().token)
         .collect();
     seen.sort_unstable();
     seen.dedup();
@@ -359,7 +370,7 @@ fn top_k_finds_the_best_of_a_large_vocabulary_wherever_they_are() {
         };
         let mut sampler = Sampler::new(params);
         let mut seen: Vec<Token> = (0..200)
-            .map(|step| sampler.predict(&logits, None, 0, step).unwrap().token)
+            .map(|step| sampler.predict(&logits, None, at(0), step).unwrap().token)
             .collect();
         seen.sort_unstable();
         seen.dedup();
@@ -414,7 +425,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = grid.iter().map(|&x| f32::from(x) / 2.0).collect();
         let params = SampleParams { n_vocab: u32::try_from(logits.len()).unwrap(), ..params };
-        let found = Sampler::new(params).predict(&logits, None, pos, step).unwrap();
+        let found = Sampler::new(params).predict(&logits, None, at(pos), step).unwrap();
         let chosen = index(found.token);
         let may = |id: usize| id != index(MASK) && !(params.logits_eos_inf && id == index(EOS));
         let counts = |id: usize| {
@@ -450,9 +461,34 @@ proptest! {
         let params = SampleParams { n_vocab: 20, ..params };
         let mut one = Sampler::new(params);
         let mut other = Sampler::new(params);
-        let forwards: Vec<_> = (0u32..).zip(&rows).map(|(pos, row)| one.predict(row, None, pos, 9).unwrap()).collect();
+        let forwards: Vec<_> = (0u32..).zip(&rows).map(|(pos, row)| one.predict(row, None, at(pos), 9).unwrap()).collect();
         for (pos, row) in (0u32..6).zip(&rows).collect::<Vec<_>>().into_iter().rev() {
-            prop_assert_eq!(other.predict(row, None, pos, 9).unwrap(), forwards[pos as usize]);
+            prop_assert_eq!(other.predict(row, None, at(pos), 9).unwrap(), forwards[pos as usize]);
         }
     }
+}
+
+#[test]
+fn a_probe_has_the_probability_that_it_would_have_as_the_choice() {
+    let logits = [0.1, 0.5, 2.0, -1.0, 1.5, 3.0, 0.0, f32::NEG_INFINITY];
+    let total: f32 = logits.iter().map(|logit: &f32| logit.exp()).sum();
+    for (token, logit) in (0..).zip(logits) {
+        let wanted = Predict {
+            probe: Some(token),
+            ..at(3)
+        };
+        let found = Sampler::new(params(logits.len()))
+            .predict(&logits, None, wanted, 4)
+            .unwrap();
+        assert!(
+            (found.probe - logit.exp() / total).abs() < 1e-6,
+            "{token}: {}",
+            found.probe
+        );
+        assert_eq!(found.token, 2);
+        if token == 2 {
+            assert_eq!(found.probe, found.confidence);
+        }
+    }
+    assert_eq!(predict(params(logits.len()), &logits).probe, 0.0);
 }
