@@ -215,7 +215,7 @@ fn row_block(block: &[u8; ROW_BLOCK]) -> (f32, __m256i, __m256i) {
 /// Returns scale, start values per four bytes, and bytes of 32 floats quantised as the contract says.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-fn quantize_block<const OFFSET: u8>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
+pub(super) fn quantize_block<const OFFSET: u8>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
     let (x0, x1) = x
         .split_first_chunk::<LINE>()
         .expect("a block is longer than half");

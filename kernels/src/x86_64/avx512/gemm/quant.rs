@@ -1,0 +1,377 @@
+//! Quantised tiles, x quantised to `Q8_0`, with VNNI byte dots.
+//!
+//! The instruction multiplies unsigned with signed bytes and adds four products to a 32-bit lane. Lane `n` of a decoded
+//! tile has four elements of row `n` as unsigned bytes: 8, 32 or 128 above their values where the type is signed. Sums
+//! then start at `-offset * sum of x`, which is packed with x: exact, in 32-bit integers.
+//!
+//! A tile is 16 such vectors: for each of 8 groups of four elements, rows 0..16 and 16..32. They stay in registers while
+//! rows of x pass by; a row costs 16 dots, and per scale a conversion, a product and a sum for each half of the strip.
+//!
+//! A packed block of x is 32 bytes, the f32 scale (rounded through f16), and a start value per scale of weights. Types with
+//! a minimum have `d * sum of x` in the place of the start value.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use crate::F32Rows;
+use crate::block::{QK, exact};
+use crate::op::gemm::Implementation;
+use crate::tile::{TILE, TileType};
+use crate::x86_64::avx512::LINE;
+use crate::x86_64::avx512::quant::quantize_block;
+use crate::x86_64::mem::*;
+
+/// Four-byte words of a block.
+const WORDS: usize = QK / 4;
+
+/// Units packed at a time for one row of x.
+const PREPARE_UNITS: usize = 8;
+
+/// The CPU has what every function here is compiled with: `avx512f`, `avx512bw`, `avx512vl`, `avx512vnni`, `avx512vbmi`
+/// and `f16c`.
+#[derive(Clone, Copy, Debug)]
+struct Cpu(());
+
+impl Cpu {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
+    }
+}
+
+/// Vectors of a decoded tile: `[group of four elements][half of the strip]`.
+type Words = [[__m512i; 2]; WORDS];
+
+/// A type's kernel: its tile, its block of x, the elements that share a scale, whether it has minima, the offset of its
+/// integers, and the functions that decode a tile.
+macro_rules! kernel {
+    ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $order:ident,
+     $words:ident, $scales:ident) => {
+        #[doc = concat!("`", stringify!($name), "` tiles.")]
+        #[derive(Debug)]
+        pub(crate) struct $name(Cpu);
+
+        impl $name {
+            /// Returns the implementation if this CPU can run it.
+            pub(crate) fn detect() -> Option<Self> {
+                Cpu::detect().map(Self)
+            }
+        }
+
+        impl Implementation for $name {
+            fn ty(&self) -> TileType {
+                TileType::$name
+            }
+
+            fn unit_size_bytes(&self, n_rows: usize) -> usize {
+                n_rows * $block
+            }
+
+            fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
+                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
+                unsafe { prepare::<$block, $parts, $min, $offset>(x, k_tiles, units, $order) }
+            }
+
+            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+                fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                    out.fill([0.0; TILE]);
+                    let (mut units, unit) = (group, out.len() * $block);
+                    for tile in tiles.as_chunks::<$tile>().0 {
+                        let (x, rest) = units.split_at(unit);
+                        units = rest;
+                        let (d, m) = $scales(tile);
+                        multiply::<$block, $parts, $min>(&$words(tile), &d, &m, x, out);
+                    }
+                }
+                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
+                unsafe { body(tiles, group, out) }
+            }
+        }
+    };
+}
+
+kernel!(Q4_0, 576, 40, 1, false, 8, NIBBLES, nibbles, scales_of_rows);
+kernel!(
+    Q4_1,
+    640,
+    40,
+    1,
+    true,
+    1,
+    NIBBLES,
+    nibbles,
+    scales_and_minima
+);
+kernel!(
+    Q4K,
+    640,
+    40,
+    1,
+    true,
+    1,
+    NIBBLES,
+    nibbles,
+    scales_and_minima
+);
+kernel!(
+    Q8_0,
+    1088,
+    40,
+    1,
+    false,
+    128,
+    NATURAL,
+    bytes,
+    scales_of_rows
+);
+kernel!(
+    Q6K,
+    896,
+    44,
+    2,
+    false,
+    32,
+    NATURAL,
+    six_bits,
+    scales_of_halves
+);
+
+/// Order of x within eight elements that goes with tiles in natural order.
+const NATURAL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Order of x within eight elements that goes with nibbles: the low ones of four bytes are even elements, the high ones
+/// odd.
+const NIBBLES: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// Returns 64 bytes of a tile.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(tile: &[u8], at: usize) -> __m512i {
+    load_512(tile[at..][..LINE].as_array().expect("64 bytes"))
+}
+
+/// Decodes the nibbles of a tile: four bytes of a row, 32 apart, are eight elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn nibbles<const N: usize>(tile: &[u8; N]) -> Words {
+    const ROWS: [[u8; LINE]; 2] = {
+        let mut rows = [[0; LINE]; 2];
+        let mut i = 0;
+        while i < LINE {
+            // Byte `i % 4` of row `i / 4`.
+            let at = (i % 4) * 32 + i / 4;
+            #[expect(clippy::cast_possible_truncation, reason = "below 128")]
+            let at = at as u8;
+            rows[0][i] = at;
+            rows[1][i] = at + 16;
+            i += 1;
+        }
+        rows
+    };
+    let low = _mm512_set1_epi8(15);
+    let mut words = [[_mm512_setzero_si512(); 2]; WORDS];
+    for g in 0..WORDS / 2 {
+        let (a, b) = (load(tile, 128 * g), load(tile, 128 * g + 64));
+        for h in 0..2 {
+            let both = _mm512_permutex2var_epi8(a, load_512(&ROWS[h]), b);
+            words[2 * g][h] = _mm512_and_si512(both, low);
+            words[2 * g + 1][h] = _mm512_and_si512(_mm512_srli_epi16::<4>(both), low);
+        }
+    }
+    words
+}
+
+/// Decodes the bytes of a tile, each with 128 added: two pairs of a row, 64 bytes apart, are four elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn bytes(tile: &[u8; 1088]) -> Words {
+    const ROWS: [[u8; LINE]; 2] = {
+        let mut rows = [[0; LINE]; 2];
+        let mut i = 0;
+        while i < LINE / 2 {
+            // Pair `i % 2` of row `i / 2`, as the index of 16 bits.
+            let at = (i % 2) * 32 + i / 2;
+            #[expect(clippy::cast_possible_truncation, reason = "below 64")]
+            let at = at as u8;
+            rows[0][2 * i] = at;
+            rows[1][2 * i] = at + 16;
+            i += 1;
+        }
+        rows
+    };
+    let offset = _mm512_set1_epi8(-128);
+    let mut words = [[_mm512_setzero_si512(); 2]; WORDS];
+    for g in 0..WORDS {
+        let a = _mm512_xor_si512(load(tile, 128 * g), offset);
+        let b = _mm512_xor_si512(load(tile, 128 * g + 64), offset);
+        for h in 0..2 {
+            words[g][h] = _mm512_permutex2var_epi16(a, load_512(&ROWS[h]), b);
+        }
+    }
+    words
+}
+
+/// Decodes the six bits of a tile: words of rows already, low four and high two bits apart.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn six_bits(tile: &[u8; 896]) -> Words {
+    let (low, high) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
+    let mut words = [[_mm512_setzero_si512(); 2]; WORDS];
+    for h in 0..2 {
+        for g in 0..WORDS {
+            let four = load(tile, 128 * (g / 2) + 64 * h);
+            let four = if g % 2 == 0 {
+                four
+            } else {
+                _mm512_srli_epi16::<4>(four)
+            };
+            let two = load(tile, 512 + 128 * (g / 4) + 64 * h);
+            let two = match g % 4 {
+                0 => _mm512_slli_epi16::<4>(two),
+                1 => _mm512_slli_epi16::<2>(two),
+                2 => two,
+                _ => _mm512_srli_epi16::<2>(two),
+            };
+            words[g][h] = _mm512_or_si512(_mm512_and_si512(four, low), _mm512_and_si512(two, high));
+        }
+    }
+    words
+}
+
+/// Returns 32 half floats at byte `at` of a tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn halves(tile: &[u8], at: usize) -> [__m512; 2] {
+    let v = load(tile, at);
+    [
+        _mm512_cvtph_ps(_mm512_castsi512_si256(v)),
+        _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(v)),
+    ]
+}
+
+/// Returns the scales at the end of a tile, one for each row, and no minima.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn scales_of_rows<const N: usize>(tile: &[u8; N]) -> ([[__m512; 2]; 1], [__m512; 2]) {
+    ([halves(tile, N - 64)], [_mm512_setzero_ps(); 2])
+}
+
+/// Returns the pairs of scale and minimum at the end of a tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn scales_and_minima(tile: &[u8; 640]) -> ([[__m512; 2]; 1], [__m512; 2]) {
+    let mut d = [_mm512_setzero_ps(); 2];
+    let mut m = [_mm512_setzero_ps(); 2];
+    for h in 0..2 {
+        let pairs = load(tile, 512 + 64 * h);
+        d[h] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
+        m[h] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(pairs)));
+    }
+    ([d], m)
+}
+
+/// Returns the scales at the end of a tile for both halves along k, and no minima.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn scales_of_halves(tile: &[u8; 896]) -> ([[__m512; 2]; 2], [__m512; 2]) {
+    (
+        [halves(tile, 768), halves(tile, 832)],
+        [_mm512_setzero_ps(); 2],
+    )
+}
+
+/// Adds the products of a tile with one unit of x.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn multiply<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
+    w: &Words,
+    d: &[[__m512; 2]; PARTS],
+    m: &[__m512; 2],
+    x: &[u8],
+    out: &mut [[f32; TILE]],
+) {
+    let w = *w;
+    for (x, sums) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+        let word =
+            |i: usize| i32::from_ne_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+        let float = |i: usize| _mm512_set1_ps(f32::from_bits(word(i).cast_unsigned()));
+        let (halves, _) = sums.as_chunks_mut::<16>();
+        let mut sums = [load_f32x16(&halves[0]), load_f32x16(&halves[1])];
+        for part in 0..PARTS {
+            let start = if MIN { 0 } else { word(WORDS + 1 + part) };
+            let mut dots = [_mm512_set1_epi32(start); 2];
+            for g in part * WORDS / PARTS..(part + 1) * WORDS / PARTS {
+                let q = _mm512_set1_epi32(word(g));
+                for h in 0..2 {
+                    dots[h] = _mm512_dpbusd_epi32(dots[h], w[g][h], q);
+                }
+            }
+            for h in 0..2 {
+                let scale = _mm512_mul_ps(d[part][h], float(WORDS));
+                sums[h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[h]), scale, sums[h]);
+            }
+        }
+        for h in 0..2 {
+            if MIN {
+                sums[h] = _mm512_fmadd_ps(m[h], float(WORDS + 1), sums[h]);
+            }
+            store_f32x16(&mut halves[h], sums[h]);
+        }
+    }
+}
+
+/// Packs units of x: bytes in `order` within each eight, scale, and start values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn prepare<const BLOCK: usize, const PARTS: usize, const MIN: bool, const OFFSET: u8>(
+    x: &F32Rows<'_>,
+    k_tiles: Range<usize>,
+    units: &mut [u8],
+    order: [u8; 8],
+) {
+    let unit = x.n_rows() * BLOCK;
+    let mut shuffle = [0; 32];
+    for (eight, start) in shuffle.as_chunks_mut::<8>().0.iter_mut().zip([0, 8, 0, 8]) {
+        *eight = order.map(|i| start + i);
+    }
+    let shuffle = load_256(&shuffle);
+    // Several units of a row in turn, so that a row is read in pieces worth fetching.
+    for (c, units) in units.chunks_mut(PREPARE_UNITS * unit).enumerate() {
+        let first = k_tiles.start + c * PREPARE_UNITS;
+        for row in 0..x.n_rows() {
+            let blocks = &x.row(row).as_chunks::<{ 4 * QK }>().0[first..];
+            for (x, unit) in blocks.iter().zip(units.chunks_exact_mut(unit)) {
+                let block = &mut unit.as_chunks_mut::<BLOCK>().0[row];
+                let (d, starts, q) = quantize_block::<OFFSET>(x);
+                let (out, rest) = block.split_first_chunk_mut::<QK>().expect("32 bytes first");
+                store_256(out, _mm256_shuffle_epi8(q, shuffle));
+                let (rest, _) = rest.as_chunks_mut::<4>();
+                rest[0] = d.to_ne_bytes();
+                let low = sum(_mm256_castsi256_si128(starts));
+                let high = sum(_mm256_extracti128_si256::<1>(starts));
+                if MIN {
+                    // With an offset of 1 the start is the negated sum of x.
+                    rest[1] = (d * exact(-(low + high))).to_ne_bytes();
+                } else if PARTS == 2 {
+                    rest[1] = low.to_ne_bytes();
+                    rest[2] = high.to_ne_bytes();
+                } else {
+                    rest[1] = (low + high).to_ne_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// Returns the sum of four lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn sum(v: __m128i) -> i32 {
+    let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+    _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+}
