@@ -177,6 +177,16 @@ impl fmt::Debug for WeightRows<'_> {
 pub struct F32Rows<'a>(WeightRows<'a>);
 
 impl<'a> F32Rows<'a> {
+    /// No rows.
+    pub const EMPTY: Self = Self(WeightRows {
+        ty: WeightType::F32,
+        k: 0,
+        n_rows: 0,
+        nb1: 0,
+        row_size: 0,
+        bytes: &[],
+    });
+
     /// Makes a view of `n_rows` rows of `k` floats, `nb1` bytes apart (rows may overlap).
     ///
     /// # Errors

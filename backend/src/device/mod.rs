@@ -7,10 +7,12 @@
 //! data. A new native operation is a variant of [`Op`], a line in `graph::describe` that reads its parameters, and an
 //! arm in each device.
 
+mod flash_attn;
 pub mod host;
 mod mul_mat;
 mod op;
 
+pub use flash_attn::{FlashAttn, FlashAttnParams, FlashAttnShape};
 pub use mul_mat::{MulMat, MulMatShape, Operand};
 pub use op::{BinaryOp, GluOp, Layout, Op, Source, Spec, Task, UnaryOp};
 
@@ -66,6 +68,12 @@ pub enum OperandError {
         src: usize,
         /// The type.
         type_: Type,
+    },
+    /// The operand's shape does not fit the others.
+    #[error("src{src}: another shape than the operation takes")]
+    Shape {
+        /// Number of the operand.
+        src: usize,
     },
     /// The result is not of the type, shape or strides that the operation gives.
     #[error("dst: another layout than the operation gives")]

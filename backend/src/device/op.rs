@@ -8,7 +8,7 @@ pub use llada_npu_ffi::ggml::op::{BinaryOp, GluOp, UnaryOp};
 use llada_npu_ffi::ggml::plugin::view::MAX_OPERANDS;
 pub use llada_npu_ffi::ggml::plugin::view::Source;
 
-use super::OperandError;
+use super::{FlashAttnParams, OperandError};
 
 /// An operation and its parameters. `src0`… are the operands in ggml's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,6 +16,8 @@ use super::OperandError;
 pub enum Op {
     /// Matrix product of `src0` and `src1`.
     MulMat,
+    /// Attention of `src0` over the keys `src1` and the values `src2`, with the mask `src3` if it is there.
+    FlashAttnExt(FlashAttnParams),
 }
 
 /// Type, shape and strides of a tensor in plain memory.
@@ -58,6 +60,19 @@ impl Layout {
     #[must_use]
     pub fn n_elements(&self) -> Option<usize> {
         self.ne.iter().try_fold(1usize, |n, &ne| n.checked_mul(ne))
+    }
+
+    /// Returns the bytes from the first to the end of the last row of `row_size` bytes, or `None` when that overflows.
+    #[must_use]
+    pub fn span_bytes(&self, row_size: usize) -> Option<usize> {
+        if self.ne.contains(&0) {
+            return Some(0);
+        }
+        (1..4).try_fold(row_size, |span, dim| {
+            (self.ne[dim] - 1)
+                .checked_mul(self.nb[dim])?
+                .checked_add(span)
+        })
     }
 
     /// Returns the number of rows: of all dimensions but the first.

@@ -12,7 +12,7 @@ pub use segment::{Segment, Work, cut, n_threads_for};
 use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
 
-use crate::device::{Layout, Op, Spec};
+use crate::device::{FlashAttnParams, Layout, Op, Spec};
 
 /// Says what a node is, given which operations are computed by us.
 #[must_use]
@@ -36,6 +36,7 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
     let op = match codes.classify(node.op_code()) {
         // The first parameter is a wish for precision, which we meet; others change what is computed or how.
         op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
+        op::Op::FlashAttnExt => Op::FlashAttnExt(flash_attn(params)?),
         _ => return None,
     };
     let mut srcs = [None; _];
@@ -47,6 +48,18 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
     }
     let dst = layout(node)?;
     Some(Spec { op, dst, srcs })
+}
+
+/// Reads the parameters of attention: scale, bias and bound, then a wish for precision and a bound of the positions that
+/// a row sees, which change nothing; others might.
+fn flash_attn(params: &[i32; 16]) -> Option<FlashAttnParams> {
+    let float = |i: usize| f32::from_bits(params[i].cast_unsigned());
+    let known = params[5..].iter().all(|&param| param == 0);
+    known.then(|| FlashAttnParams {
+        scale: float(0),
+        max_bias: float(1),
+        softcap: float(2),
+    })
 }
 
 fn layout(node: Node<'_>) -> Option<Layout> {

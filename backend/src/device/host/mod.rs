@@ -2,17 +2,23 @@
 //!
 //! Kernels are chosen once, when the device is made. `LLADA_NPU_KERNEL` names others to use.
 
+mod attention;
 mod disjoint;
 mod mul_mat;
 pub mod pool;
 #[cfg(test)]
 mod tests;
 
+use llada_npu_kernels::op::attention::Attention;
 use llada_npu_kernels::op::mul_mat::MulMat as Kernel;
 use llada_npu_kernels::{WeightType, registry};
 
-use crate::device::{Accelerator, DeviceError, MulMat, MulMatShape, Op, OperandError, Spec, Task};
+use crate::device::{
+    Accelerator, DeviceError, FlashAttn, FlashAttnShape, MulMat, MulMatShape, Op, OperandError,
+    Spec, Task,
+};
 use crate::knobs::LLADA_NPU_KERNEL;
+use attention::Partials;
 use mul_mat::{Scratch, index};
 use pool::Pool;
 
@@ -25,7 +31,9 @@ pub struct Host {
     pool: Pool,
     /// In the order of [`WeightType::ALL`].
     kernels: [Chosen<Kernel>; 4],
+    attention: Chosen<Attention>,
     scratch: Scratch,
+    partials: Partials,
 }
 
 impl Host {
@@ -45,13 +53,16 @@ impl Host {
     /// When a kernel does not exist or needs another CPU, or no thread can be started.
     pub fn with_kernels(n_threads: usize, names: &[String]) -> Result<Self, DeviceError> {
         let kernels = choose(names)?;
+        let attention = choose_from(registry::attention(), names)?;
         for (name, kernel) in &kernels {
             log::debug!("mul_mat {}: {name}", kernel.ty().name());
         }
         Ok(Self {
             pool: Pool::new(n_threads)?,
             kernels,
+            attention,
             scratch: Scratch::default(),
+            partials: Partials::default(),
         })
     }
 
@@ -78,6 +89,7 @@ pub fn supports(spec: &Spec) -> bool {
 fn check(spec: &Spec) -> Result<(), OperandError> {
     match spec.op {
         Op::MulMat => MulMatShape::of(spec)?.check(),
+        Op::FlashAttnExt(params) => FlashAttnShape::of(spec, params).map(|_| ()),
     }
 }
 
@@ -130,6 +142,11 @@ impl Accelerator for Host {
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
         match task.spec.op {
             Op::MulMat => self.mul_mat(MulMat::new(task)?),
+            Op::FlashAttnExt(params) => {
+                let (_, kernel) = &self.attention;
+                let op = FlashAttn::new(task, params)?;
+                attention::run(&mut self.pool, kernel, &mut self.partials, op)
+            }
         }
     }
 
