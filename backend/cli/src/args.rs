@@ -8,6 +8,7 @@ use clap::{
     Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand, ValueEnum,
 };
 use ggml_llada_npu::decode::{OPTIONS, OptionInfo, Params};
+use ggml_llada_npu::engine::option_value;
 
 use crate::error::Error;
 
@@ -240,7 +241,7 @@ impl DiffusionArgs {
     pub(crate) fn params(&self) -> Result<Params, Error> {
         let mut params = Params::default();
         for (key, value) in &self.0 {
-            params.set(key, value)?;
+            params.set(key, &option_value(key, value)?)?;
         }
         Ok(params)
     }

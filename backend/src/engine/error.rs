@@ -106,6 +106,14 @@ pub enum EngineError {
     /// A parameter of the decoding mode.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// The file of a cost table.
+    #[error("cost table `{}`: {source}", path.display())]
+    CostFile {
+        /// Where it is.
+        path: std::path::PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// The device made no instance.
     #[error("device `{device}` cannot be initialised")]
     Device {

@@ -28,6 +28,19 @@ pub(super) struct GraphKey {
     pub(super) window: Range<u32>,
     /// Rows with logits.
     pub(super) n_out: u32,
+    /// Attention is one operation, see [`is_fused`].
+    pub(super) fused: bool,
+}
+
+/// Returns whether the attention of a plan is ggml's fused one, which never holds all scores, instead of two products and a
+/// softmax, which run in our kernels: they do while the scores `[n_kv, n_rows, n_head]` f32 are small.
+pub(super) fn is_fused(model: &Model, n_rows: u32, window: &Range<u32>) -> bool {
+    let n_head = model.file().hparams().n_head;
+    let n_scores: u64 = [window.end - window.start, n_rows, n_head]
+        .map(u64::from)
+        .iter()
+        .product();
+    n_scores * 4 > MAX_SCORE_BYTES
 }
 
 /// Inputs and output of a built graph.
@@ -221,15 +234,12 @@ impl Builder<'_> {
     }
 
     /// `[n_embd_q, n_rows]`: each row's mixture of the values that it sees.
-    ///
-    /// Two matrix products and a softmax while the scores are small: the products run in our kernels. Beyond
-    /// [`MAX_SCORE_BYTES`], ggml's fused attention, which never holds all scores.
     fn attention(&self, q: &Tensor, kv: &LayerKv) -> Tensor {
         let q = self.ctx.permute(q, [0, 2, 1, 3]);
         let (k, v) = (self.window(&kv.k), self.window(&kv.v));
         #[expect(clippy::cast_precision_loss, reason = "head lengths are small")]
         let scale = 1.0 / (self.hparams.n_embd_head as f32).sqrt();
-        let mixed = if self.score_bytes() > MAX_SCORE_BYTES {
+        let mixed = if self.key.fused {
             self.ctx.flash_attn_ext(&q, &k, &v, &self.mask, scale)
         } else {
             let scores = self.ctx.mul_mat(&k, &q);
@@ -240,16 +250,6 @@ impl Builder<'_> {
         };
         self.ctx
             .reshape_2d(&mixed, self.hparams.n_embd_q().into(), self.n_rows())
-    }
-
-    /// Bytes of `[n_kv, n_rows, n_head]` f32.
-    fn score_bytes(&self) -> u64 {
-        let n_kv = self.key.window.end - self.key.window.start;
-        [n_kv, self.key.n_rows, self.hparams.n_head]
-            .map(u64::from)
-            .iter()
-            .product::<u64>()
-            * 4
     }
 
     /// The window of a store tensor as `[n_embd_head, n_kv, n_head_kv]`.

@@ -135,7 +135,7 @@ impl KvStore {
     }
 
     /// Owner of the memory.
-    pub(super) fn set(&mut self) -> &mut TensorSet {
-        &mut self.set
+    pub(super) const fn set(&self) -> &TensorSet {
+        &self.set
     }
 }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! * `target`, `model`: where weights lie; `slot`, `kv`: the K/V of a session;
-//! * `check`, `graph`, `forward`: from a plan to logits; `sample`: from logits to predictions;
-//! * `session`: the loop; `report`, `json`: what it cost.
+//! * `check`, `graph`, `lane`, `forward`: from a plan to logits; `sample`: from logits to predictions;
+//! * `session`: the loop; `cost`: what forwards of this device take; `report`, `json`: what it cost.
 //!
 //! The engine knows one device through ggml's own interface. Modes are not its business: it runs any plan that
 //! [`decode::plan`](crate::decode::plan) can express.
@@ -18,11 +18,13 @@
 #![deny(unsafe_code)]
 
 mod check;
+mod cost;
 mod error;
 mod forward;
 mod graph;
 mod json;
 mod kv;
+mod lane;
 mod model;
 mod report;
 pub mod sample;
@@ -31,8 +33,9 @@ mod slot;
 mod target;
 mod thread;
 
+pub use cost::option_value;
 pub use error::{EngineError, PlanError};
-pub use forward::Logits;
+pub use forward::{Delay, Logits, Path};
 pub use kv::KvType;
 pub use model::{LoadOptions, Model};
 pub use report::RunReport;

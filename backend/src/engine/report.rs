@@ -12,9 +12,9 @@ pub struct RunReport {
     pub counts: Report,
     /// From the first plan to the last event.
     pub total: Duration,
-    /// In dense forwards.
+    /// In forwards of steps, revision rows that ride in them included.
     pub dense: Duration,
-    /// In revision forwards that no dense forward hid.
+    /// In sweeps, and in forwards of the revision's own path where they took longer than that of the step.
     pub revision: Duration,
     /// In sampling.
     pub sampling: Duration,

@@ -5,16 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::check::MAX_N_ROWS;
+use super::cost;
 use super::error::EngineError;
-use super::forward::{Forwarder, Logits};
+use super::forward::{Delay, Forwarder, Logits, Times};
 use super::kv::KvType;
 use super::model::Model;
 use super::report::RunReport;
 use super::sample::{SampleError, SampleParams, Sampler, Sampling};
 use super::slot::Capacity;
 use super::thread::n_physical_cores;
-use crate::decode::plan::{Predict, Prediction, RowPlan, Token};
-use crate::decode::{Decoder, Event, ModelTraits, Params, Resolved, Stage};
+use crate::decode::plan::{ForwardKind, Predict, Prediction, RowPlan, Token};
+use crate::decode::{
+    CostSource, CostTable, Decoder, Event, FullParams, ModeParams, ModelTraits, Params, Resolved,
+    RevisionPath, Stage,
+};
 
 /// Logits below this number are sampled by one thread: starting others takes longer.
 const MIN_LOGITS_PER_THREAD: usize = 1 << 18;
@@ -63,6 +67,8 @@ pub struct Session {
     params: SessionParams,
     n_ctx: u32,
     n_threads: u32,
+    /// What forwards take on this device, once it was asked for.
+    measured: Option<CostTable>,
     cancel: Arc<AtomicBool>,
     output: Vec<Token>,
     report: RunReport,
@@ -113,6 +119,7 @@ impl Session {
             params,
             n_ctx,
             n_threads,
+            measured: None,
             cancel,
             output,
             report,
@@ -169,7 +176,13 @@ impl Session {
     /// # Errors
     /// [`EngineError::Plan`], [`EngineError::Memory`] or [`EngineError::Compute`].
     pub fn forward(&mut self, plan: &RowPlan) -> Result<Logits<'_>, EngineError> {
-        self.forwarder.forward(plan, &self.cancel)
+        let (logits, _times) = self.forwarder.forward(plan, &self.cancel)?;
+        Ok(logits)
+    }
+
+    /// Makes the paths of each step wait before they start: for tests, which show by it that text does not depend on timing.
+    pub fn set_delay(&mut self, delay: Option<Delay>) {
+        self.forwarder.set_delay(delay);
     }
 
     /// Forgets all K/V.
@@ -193,7 +206,10 @@ impl Session {
         self.output.clear();
         self.report = RunReport::default();
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let resolved = self.check(n_prompt, n_gen, params)?;
+        let mut resolved = self.check(n_prompt, n_gen, params)?;
+        if let ModeParams::Full(params) = &mut resolved.mode {
+            self.set_up(params, resolved.mask)?;
+        }
         let decoder = Decoder::new(resolved, prompt, self.params.sampling.seed)?;
         let samplers = SamplerPool::new(
             SampleParams::new(&resolved, self.params.sampling)?,
@@ -232,6 +248,26 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Puts a measured cost table in, and gives revision the path that it is to have.
+    fn set_up(&mut self, params: &mut FullParams, mask: Token) -> Result<(), EngineError> {
+        if params.cost == CostSource::Measured {
+            let table = match self.measured {
+                Some(table) => table,
+                None => cost::measure(&mut self.forwarder, mask, &self.cancel)?,
+            };
+            self.measured = Some(table);
+            params.cost = CostSource::Table(table);
+        }
+        // Beside an accelerator the CPU has nothing else to do; beside itself it would read all weights twice.
+        let own = params
+            .revision
+            .filter(|revision| revision.path == RevisionPath::Own);
+        self.forwarder
+            .set_revision_threads(own.map(|revision| revision.n_threads))
+    }
+}
+
 /// One generation under way.
 struct Run<'a> {
     forwarder: &'a mut Forwarder,
@@ -251,9 +287,8 @@ impl Run<'_> {
             if cancel.load(Ordering::Relaxed) {
                 return Err(EngineError::Cancelled);
             }
-            let start = Instant::now();
-            let logits = self.forwarder.forward(plan, cancel)?;
-            self.report.dense += start.elapsed();
+            let (logits, times) = self.forwarder.forward(plan, cancel)?;
+            add_times(&mut self.report, plan.kind, times);
             let predictions = timed(&mut self.report.sampling, || {
                 self.samplers.predict(plan, &logits)
             })?;
@@ -272,6 +307,16 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+fn add_times(report: &mut RunReport, kind: ForwardKind, times: Times) {
+    if kind == ForwardKind::Sweep {
+        report.revision += times.dense;
+    } else {
+        report.dense += times.dense;
+        report.revision += times.revision;
+    }
+    report.waiting += times.waiting;
 }
 
 fn timed<T>(total: &mut Duration, body: impl FnOnce() -> T) -> T {

@@ -301,16 +301,33 @@ impl GraphRunner {
         self.read(tensor, 0, bytes)
     }
 
-    /// Computes the graph on `backend` and waits for the result. `_weights` and `_store` are the sets whose tensors the
-    /// graph reads and writes: borrowing them here keeps their memory alive, and the store unshared, while it runs.
+    /// Computes the graph on `backend` and waits for the result. `weights` and `store` are the sets whose tensors the graph
+    /// reads and writes: borrowing them here keeps their memory alive, and the store unshared, while it runs.
     ///
     /// # Errors
     /// The status that the backend returned; [`Status::FAILED`] without a graph.
     pub fn run(
         &mut self,
         backend: &mut Backend,
+        weights: &[&TensorSet],
+        store: &mut TensorSet,
+    ) -> Result<(), Status> {
+        self.run_beside(backend, weights, store)
+    }
+
+    /// As [`run`](Self::run), with a store that is shared.
+    ///
+    /// Another graph may run over the same store at the same time if neither *uses* an element that the other writes. Elements
+    /// that a mask hides are loaded all the same; what is loaded while the other graph writes them is an old or a new number,
+    /// whole, and counts nothing.
+    ///
+    /// # Errors
+    /// The status that the backend returned; [`Status::FAILED`] without a graph.
+    pub fn run_beside(
+        &mut self,
+        backend: &mut Backend,
         _weights: &[&TensorSet],
-        _store: &mut TensorSet,
+        _store: &TensorSet,
     ) -> Result<(), Status> {
         let graph = self.graph.as_ref().ok_or(Status::FAILED)?;
         // SAFETY: backend and graph are alive, the graph's memory is allocated (invariant) and its static tensors are

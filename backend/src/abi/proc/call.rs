@@ -181,9 +181,10 @@ pub(super) fn session_set(
         Ok(text) => Ok(text.to_owned()),
         Err(_) => Err(Failure::Utf8 { name }),
     };
+    let (key, value) = (text("key", key)?, text("value", value)?);
     state
         .params
-        .set(&text("key", key)?, &text("value", value)?)?;
+        .set(&key, &engine::option_value(&key, &value)?)?;
     Ok(())
 }
 

@@ -121,6 +121,7 @@ const fn engine_status(error: &EngineError) -> Status {
             }
         },
         EngineError::SessionParam { .. }
+        | EngineError::CostFile { .. }
         | EngineError::Param(_)
         | EngineError::Sampling(_)
         | EngineError::Plan(_)
