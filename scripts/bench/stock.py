@@ -1,4 +1,4 @@
-"""Mode `cached` of `llada-npu` against stock llama-diffusion-cli, prompt by prompt. Called by stock.sh.
+"""The default mode of `llada-npu` against stock llama-diffusion-cli, prompt by prompt. Called by stock.sh.
 
 Both programs are started once a prompt, with the same threads. What counts is the time that each of them reports for
 its generation alone (`seconds_total` of our report, `total time` of stock's log): with a model this small, start-up
@@ -107,9 +107,9 @@ class Bench:
         return math.ceil(percentile / BLOCK) * BLOCK
 
     def ours(self, task, n, tally):
-        """One prompt through `llada-npu run` in mode `cached`."""
+        """One prompt through `llada-npu run`."""
         done = run([self.args.ours, "run", "-m", self.args.model, "-p", task["prompt"], "--no-escape", "-n", str(n),
-                    "-t", str(self.args.threads), "--diffusion-mode", "cached", "--diffusion-json", self.report])
+                    "-t", str(self.args.threads), "--diffusion-json", self.report])
         if done.returncode:
             sys.exit(f"llada-npu: {done.stderr.decode()}")
         report = json.loads(self.report.read_text())
@@ -117,7 +117,7 @@ class Bench:
         tally.seconds += report["seconds_total"]
         tally.tokens += report["n_generated"]
         tally.forwards += report["forwards"]
-        tally.rows += report["rows_dense"]
+        tally.rows += report["rows_dense"] + report["rows_padded"] + report["rows_revision"]
         tally.rows_logits += report["rows_logits"]
         self.n_prompt[task["prompt"]] = report["n_prompt"]
 
@@ -151,13 +151,14 @@ class Bench:
         tally.rows += n_forwards * canvas
         tally.rows_logits += n_forwards * canvas
 
-    def reference(self, n):
-        """Accuracy of mode `reference`."""
+    def accuracy(self, n, mode):
+        """Accuracy of a mode, and its name; None is the default one."""
         tasks = self.scratch / "tasks.jsonl"
         tasks.write_text("".join(json.dumps(task) + "\n" for task in self.tasks))
         done = run_long([self.args.ours, "eval", "-m", self.args.model, "--tasks", tasks, "-n", str(n), "--json",
-                         "-t", str(self.args.threads), "--diffusion-mode", "reference"])
-        return json.loads(done)["overall"]["accuracy"]
+                         "--jobs", str(self.args.threads), "-t", "1", *(["--diffusion-mode", mode] if mode else [])])
+        results = json.loads(done)
+        return results["overall"]["accuracy"], results["mode"]
 
     def choose(self, n, acc_ours):
         """Stock's setting: see the top of this file."""
@@ -235,8 +236,9 @@ def main():
         first = Tally()
         for task in bench.tasks:
             bench.ours(task, n, first)
-        acc_reference = bench.reference(n)
-        print(f"ours: cached {first.accuracy:.4f}, reference {acc_reference:.4f}", flush=True)
+        _, mode = bench.accuracy(n, None)
+        acc_reference, _ = bench.accuracy(n, "reference")
+        print(f"ours: {mode} {first.accuracy:.4f}, reference {acc_reference:.4f}", flush=True)
         setting, eligible = bench.choose(n, first.accuracy)
         print(f"chosen: steps {setting[0]}, {setting[1]}, blocks {setting[2]}"
               f"{'' if eligible else ' (none is within 1 point of ours: the most accurate)'}", flush=True)

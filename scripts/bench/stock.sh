@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: scripts/bench.sh stock [--prompts N] [--threads N] [--model FILE] [--keep FILE.json]
 #
-# Mode `cached` of `llada-npu` against stock llama-diffusion-cli on the trained model: same machine, prompts, threads and
+# The default mode of `llada-npu` against stock llama-diffusion-cli on the trained model: same machine, prompts, threads and
 # answer length. Ends with
 #     RESULT speedup=… acc_ours=… acc_reference=… acc_stock=… rows_ratio=…
 # speedup: tokens kept before EOS per second of generation, ours over stock's; rows_ratio: rows computed, stock's over ours.

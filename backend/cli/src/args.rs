@@ -2,6 +2,9 @@
 //!
 //! The `--diffusion-<key>` flags of the decoding mode are made from its own table, so that the two cannot differ.
 
+mod eval;
+mod run;
+
 use std::path::PathBuf;
 
 use clap::{
@@ -12,6 +15,9 @@ use ggml_llada_npu::engine::option_value;
 
 use crate::error::Error;
 
+pub(crate) use eval::EvalArgs;
+pub(crate) use run::RunArgs;
+
 /// Name of the one backend there is.
 pub(crate) const BACKEND: &str = "llada-npu";
 
@@ -20,7 +26,7 @@ Examples:
   llada-npu run -m model.gguf -p \"Sort: 41 17 93 25\"
   llada-npu run -m model.gguf -f prompt.txt -n 256 --diffusion-mode reference --diffusion-json report.json
   llada-npu run -m model.gguf -p \"Write a story\" --temp 0.7 --seed 1 --diffusion-visual
-  llada-npu eval -m model.gguf --tasks tests/tasks/test.jsonl --limit 200
+  llada-npu eval -m model.gguf --tasks tests/tasks/validation.jsonl --modes reference,cached
   llada-npu doctor -m model.gguf
 
 The answer alone goes to stdout. Exit codes: 0 success, 1 failure, 2 wrong command line, 130 stopped by Ctrl-C.";
@@ -46,64 +52,6 @@ pub(crate) enum Subcommands {
     /// Show which libraries, devices and kernels are found, and why one is not used
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),
-}
-
-/// Flags of `run`.
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    /// Prompt; `\n`, `\t`, `\\`, `\"`, `\'` and `\xHH` are replaced
-    #[arg(
-        short,
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        conflicts_with = "file"
-    )]
-    pub(crate) prompt: Option<String>,
-    /// File with the prompt ("-": standard input); a line break at its end is dropped
-    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
-    pub(crate) file: Option<PathBuf>,
-    /// System prompt [-sys]
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        conflicts_with = "system_prompt_file"
-    )]
-    pub(crate) system_prompt: Option<String>,
-    /// File with the system prompt [-sysf]
-    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
-    pub(crate) system_prompt_file: Option<PathBuf>,
-    /// Take backslashes in the prompts as they are
-    #[arg(long)]
-    pub(crate) no_escape: bool,
-    #[command(flatten)]
-    pub(crate) generation: GenerationArgs,
-    /// Write the report of the generation to FILE
-    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
-    pub(crate) diffusion_json: Option<PathBuf>,
-    /// Show the canvas on stderr while it is decoded
-    #[arg(long)]
-    pub(crate) diffusion_visual: bool,
-}
-
-/// Flags of `eval`.
-#[derive(Debug, Args)]
-pub(crate) struct EvalArgs {
-    /// Task file: a line is {"task": NAME, "prompt": TEXT, "answer": TEXT}
-    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
-    pub(crate) tasks: PathBuf,
-    /// Stop after N tasks
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub(crate) limit: Option<usize>,
-    /// Write one JSON object to stdout instead of the table
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write every answer to FILE, a JSON object a line
-    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
-    pub(crate) predictions: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) generation: GenerationArgs,
 }
 
 /// Flags of `doctor`.

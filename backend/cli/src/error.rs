@@ -48,6 +48,14 @@ pub(crate) enum Error {
         /// What it takes.
         expected: &'static str,
     },
+    /// `--sweep` is not a grid of options.
+    #[error("--sweep: `{part}` {reason}")]
+    Grid {
+        /// The part at fault.
+        part: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// A parameter of the decoding mode is wrong.
     #[error("{}", in_flags(.0))]
     Param(#[from] ParamError),
@@ -132,6 +140,7 @@ impl Error {
             | Self::UnknownFlag(_)
             | Self::Flags(_)
             | Self::Backend { .. }
+            | Self::Grid { .. }
             | Self::Value { .. } => 2,
             Self::Param(error) if is_usage(error) => 2,
             Self::StdoutClosed => 141,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ggml_llada_npu::abi;
-use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, Params};
+use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, ParamError, Params, Resolved};
 use ggml_llada_npu::engine::sample::Sampling;
 use ggml_llada_npu::engine::{
     CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session, SessionParams,
@@ -50,6 +50,16 @@ impl Setup {
     /// # Errors
     /// [`Error::Backend`], [`Error::Value`], [`Error::Param`].
     pub(crate) fn new(args: &GenerationArgs) -> Result<Self, Error> {
+        let setup = Self::for_any_mode(args)?;
+        setup.check(&setup.params)?;
+        Ok(setup)
+    }
+
+    /// Does the same for a run that chooses modes itself; [`Setup::check`] then checks each.
+    ///
+    /// # Errors
+    /// As [`Setup::new`].
+    pub(crate) fn for_any_mode(args: &GenerationArgs) -> Result<Self, Error> {
         crate::output::install_log(args.verbose);
         if args.backend != BACKEND {
             return Err(Error::Backend {
@@ -57,14 +67,17 @@ impl Setup {
             });
         }
         let params = args.diffusion.params()?;
-        params.resolve(&ANY_MODEL, 0, args.n_predict.unwrap_or(1))?;
         Ok(Self {
             model: args.model.clone(),
             n_predict: args.n_predict,
             ctx_size: args.ctx_size,
             threads: u32::try_from(args.threads).unwrap_or(0),
             temp: number("--temp", args.temp, |f| f >= 0.0, "a number of 0 or more")?,
-            top_k: u32::try_from(args.top_k).unwrap_or(0),
+            top_k: u32::try_from(args.top_k).map_err(|_negative| Error::Value {
+                flag: "--top-k",
+                value: args.top_k.to_string(),
+                expected: "a whole number, 0 or more",
+            })?,
             top_p: number(
                 "--top-p",
                 args.top_p,
@@ -78,6 +91,26 @@ impl Setup {
             diffusion: given_or_default(&args.diffusion.0),
             params,
         })
+    }
+
+    /// Returns the options of the decoding mode that flags gave.
+    pub(crate) const fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Returns the decoding mode, as given or by default.
+    pub(crate) fn mode(&self) -> &str {
+        let mode = self.diffusion.get("mode").and_then(Option::as_deref);
+        mode.expect("there is a default mode")
+    }
+
+    /// Checks options of the decoding mode against each other, as far as that is possible without the model, and returns
+    /// what they come to with a model that takes any.
+    ///
+    /// # Errors
+    /// [`ParamError`].
+    pub(crate) fn check(&self, params: &Params) -> Result<Resolved, ParamError> {
+        params.resolve(&ANY_MODEL, 0, self.n_predict.unwrap_or(N_PREDICT))
     }
 }
 
@@ -275,6 +308,7 @@ impl Generator<'_> {
     pub(crate) fn generate(
         &mut self,
         prompt: &[Token],
+        params: &Params,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Error> {
         let n_gen = self.n_predict(prompt.len());
@@ -291,9 +325,7 @@ impl Generator<'_> {
                 }
             }
         };
-        let result = self
-            .session
-            .generate(prompt, n_gen, &self.setup.params, &mut on_event);
+        let result = self.session.generate(prompt, n_gen, params, &mut on_event);
         if let Some(error) = failure {
             return Err(error);
         }

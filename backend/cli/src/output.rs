@@ -3,7 +3,9 @@
 //! Failing writes to stderr are ignored: there is nobody left to tell.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use crate::error::Error;
 
@@ -48,6 +50,34 @@ pub(crate) fn stdout_is_terminal() -> bool {
 /// Returns whether stderr is a terminal that understands escape sequences.
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
+}
+
+/// A file for results, opened before anything is computed.
+#[derive(Debug)]
+pub(crate) struct NewFile<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> NewFile<'a> {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn create(path: &'a Path) -> Result<Self, Error> {
+        let file = File::create(path).map_err(|source| Error::unwritable(path, source))?;
+        Ok(Self { path, file })
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn write(mut self, content: &str) -> Result<(), Error> {
+        self.file
+            .write_all(content.as_bytes())
+            .map_err(|source| Error::unwritable(self.path, source))
+    }
 }
 
 /// Joins lines into one.

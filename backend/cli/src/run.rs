@@ -1,9 +1,5 @@
 //! `run`: one prompt, its answer on stdout.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::Path;
-
 use crate::answer::Answer;
 use crate::args::RunArgs;
 use crate::display::{Display, Frame};
@@ -32,7 +28,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let report = args
         .diffusion_json
         .as_deref()
-        .map(ReportFile::create)
+        .map(output::NewFile::create)
         .transpose()?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
@@ -40,11 +36,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
         PromptFormat::new(engine.vocab(), &args.generation)?.tokens(system.as_deref(), &text)?;
     let mut session = engine.session()?;
     let mut view = View::new(engine.vocab(), args.diffusion_visual);
-    let result = session.generate(&prompt, &mut view);
+    let result = session.generate(&prompt, setup.params(), &mut view);
     view.finish(result.as_ref().is_ok_and(|outcome| !outcome.cancelled))?;
     let outcome = result?;
     if let Some(report) = report {
-        report.write(&session.report_json())?;
+        report.write(&(session.report_json() + "\n"))?;
     }
     output::note(Totals::of(&outcome.report).line());
     if outcome.cancelled {
@@ -88,23 +84,5 @@ impl Observer for View<'_> {
     fn step(&mut self, frame: Frame<'_>) -> Result<(), Error> {
         self.display.step(self.vocab, frame);
         Ok(())
-    }
-}
-
-/// The file of `--diffusion-json`, opened before anything is computed.
-#[derive(Debug)]
-struct ReportFile<'a> {
-    path: &'a Path,
-    file: File,
-}
-
-impl<'a> ReportFile<'a> {
-    fn create(path: &'a Path) -> Result<Self, Error> {
-        let file = File::create(path).map_err(|source| Error::unwritable(path, source))?;
-        Ok(Self { path, file })
-    }
-
-    fn write(mut self, json: &str) -> Result<(), Error> {
-        writeln!(self.file, "{json}").map_err(|source| Error::unwritable(self.path, source))
     }
 }

@@ -1,6 +1,13 @@
-//! Shares with their uncertainty.
+//! Shares and their differences, with their uncertainty.
+
+mod paired;
 
 use serde::Serialize;
+
+pub(crate) use paired::{Difference, Pairs};
+
+/// Standard normal deviate of two-sided 95 %.
+const Z: f64 = 1.959_963_984_540_054;
 
 /// How many of how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +53,7 @@ impl Share {
                 high: 1.0,
             };
         }
-        let (trials, z) = (f64::from(n), 1.959_963_984_540_054_f64);
+        let (trials, z) = (f64::from(n), Z);
         let accuracy = f64::from(n_right) / trials;
         let scale = 1.0 + z * z / trials;
         let centre = (accuracy + z * z / (2.0 * trials)) / scale;

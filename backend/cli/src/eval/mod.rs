@@ -1,0 +1,177 @@
+//! `eval`: the prompts of a task file, one model load, one or more ways of decoding, and what came of each.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`variant`] | which modes and options are compared |
+//! | [`answer`] | the sessions that answer |
+//! | [`score`] | what is right, what it cost, how the variants differ |
+//! | [`table`], [`csv`], [`plot`] | how that is shown |
+
+mod answer;
+mod csv;
+mod plot;
+mod predictions;
+mod score;
+mod table;
+mod variant;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::args::EvalArgs;
+use crate::error::Error;
+use crate::generation::{Engine, Setup};
+use crate::interrupt;
+use crate::output;
+use crate::prompt::PromptFormat;
+use crate::tasks::{self, Task};
+use predictions::Predictions;
+use score::{Comparison, Score, Scores};
+use variant::Variant;
+
+/// What the run comes to; the JSON object of `--json`.
+#[derive(Debug, Serialize)]
+struct Results<'a> {
+    parameters: &'a Setup,
+    tasks_file: &'a Path,
+    /// Sessions that answered at a time.
+    jobs: usize,
+    #[serde(flatten)]
+    body: Body,
+    /// Ctrl-C ended the run before its last task.
+    interrupted: bool,
+}
+
+/// One variant, or several and how they differ.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Body {
+    One(Box<Score>),
+    Several {
+        variants: Vec<Score>,
+        differences: Vec<Comparison>,
+    },
+}
+
+/// Answers the tasks and prints the results.
+///
+/// # Errors
+/// [`Error`]; [`Error::Interrupted`] after the results so far.
+pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
+    if args.jobs == 0 {
+        return Err(Error::Value {
+            flag: "--jobs",
+            value: "0".to_owned(),
+            expected: "a whole number, 1 or more",
+        });
+    }
+    let setup = Setup::for_any_mode(&args.generation)?;
+    let variants = variant::variants(args, &setup)?;
+    let tasks = tasks::read(&args.tasks, args.limit)?;
+    let predictions = args
+        .predictions
+        .as_deref()
+        .map(Predictions::create)
+        .transpose()?;
+    let csv = args
+        .csv
+        .as_deref()
+        .map(output::NewFile::create)
+        .transpose()?;
+    let plot = args
+        .plot
+        .as_deref()
+        .map(output::NewFile::create)
+        .transpose()?;
+    interrupt::install().map_err(|source| Error::Interrupt { source })?;
+    let engine = Engine::load(&setup)?;
+    let (scores, interrupted) = answer(&engine, args, &tasks, &variants, predictions)?;
+    let scored = scores.finish(&variants);
+    if let Some(file) = csv {
+        file.write(&csv::text(&scored, &scores.against_first()))?;
+    }
+    if let Some(file) = plot {
+        file.write(&plot::svg(&scored))?;
+    }
+    let several = scored.len() > 1 || !args.modes.is_empty();
+    let results = Results {
+        parameters: &setup,
+        tasks_file: &args.tasks,
+        jobs: args.jobs,
+        body: body(&scores, scored, several, args.sweep.is_empty()),
+        interrupted,
+    };
+    output::text(&if args.json {
+        serde_json::to_string_pretty(&results).expect("names and numbers always serialise") + "\n"
+    } else {
+        table::text(&results.body)
+    })?;
+    if interrupted {
+        return Err(Error::Interrupted);
+    }
+    Ok(())
+}
+
+fn answer(
+    engine: &Engine<'_>,
+    args: &EvalArgs,
+    tasks: &[Task],
+    variants: &[Variant],
+    mut predictions: Option<Predictions<'_>>,
+) -> Result<(Scores, bool), Error> {
+    let format = PromptFormat::new(engine.vocab(), &args.generation)?;
+    let prompts = tasks
+        .iter()
+        .map(|task| format.tokens(None, &task.prompt))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let mut scores = Scores::new(variants.len(), tasks);
+    let n_answers = tasks.len() * variants.len();
+    let result = answer::answer_all(engine, args.jobs, &prompts, variants, &mut |answered| {
+        let text = engine.text(&answered.tokens);
+        let task = &tasks[answered.task];
+        let right = text.trim() == task.answer.trim();
+        scores.count(answered.variant, answered.task, right, &answered.report);
+        if let Some(file) = &mut predictions {
+            let order = answered.task * variants.len() + answered.variant;
+            let name = &variants[answered.variant].name;
+            file.add(order, name, task, &text, right, &answered.report)?;
+        }
+        progress(&scores, n_answers);
+        Ok(())
+    });
+    if output::stderr_is_terminal() {
+        output::raw("\r\x1b[K");
+    }
+    if let Some(file) = predictions {
+        file.finish()?;
+    }
+    Ok((scores, result?))
+}
+
+/// With several variants, each is compared with each before it; in a sweep with the first alone.
+fn body(scores: &Scores, mut scored: Vec<Score>, several: bool, each: bool) -> Body {
+    if !several {
+        return Body::One(Box::new(scored.swap_remove(0)));
+    }
+    let mut differences = Vec::new();
+    for second in 1..scored.len() {
+        for first in 0..if each { second } else { 1 } {
+            differences.push(scores.compare(&scored, first, second));
+        }
+    }
+    Body::Several {
+        variants: scored,
+        differences,
+    }
+}
+
+fn progress(scores: &Scores, n_answers: usize) {
+    if output::stderr_is_terminal() {
+        output::raw(&format!(
+            "\r\x1b[K{} of {n_answers} answers, {} right",
+            scores.n_answers(),
+            scores.n_right()
+        ));
+    }
+}
