@@ -312,10 +312,10 @@ impl Generator<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Error> {
         let n_gen = self.n_predict(prompt.len());
-        let mut n_forwards = 0;
+        let mut history = History::new(n_gen);
         let mut failure = None;
         let mut on_event = |event: &Event, canvas: &CanvasView<'_>| {
-            let told = tell(observer, event, canvas, &mut n_forwards);
+            let told = history.tell(observer, event, canvas);
             match told {
                 Ok(()) if !interrupt::asked() => Control::Continue,
                 Ok(()) => Control::Cancel,
@@ -355,25 +355,51 @@ impl Generator<'_> {
     }
 }
 
-/// Hands an event to the observer.
-fn tell(
-    observer: &mut dyn Observer,
-    event: &Event,
-    canvas: &CanvasView<'_>,
-    n_forwards: &mut u32,
-) -> Result<(), Error> {
-    let n_prompt = canvas.n_prompt as usize;
-    match *event {
-        Event::StablePrefix { len } => observer.stable(&canvas.tokens[n_prompt..][..len as usize]),
-        Event::Step { n_masked, .. } => {
-            *n_forwards += 1;
-            observer.step(Frame {
-                tokens: &canvas.tokens[n_prompt..],
-                stages: &canvas.stages[n_prompt..],
-                n_masked: n_masked as usize,
-                n_forwards: *n_forwards,
-            })
+/// What a frame shows beside the canvas itself.
+#[derive(Debug)]
+struct History {
+    n_forwards: u32,
+    /// By generated position: whether a revision changed it.
+    revised: Vec<bool>,
+}
+
+impl History {
+    fn new(n_gen: u32) -> Self {
+        Self {
+            n_forwards: 0,
+            revised: vec![false; n_gen as usize],
         }
-        Event::Committed { .. } | Event::Replaced { .. } | Event::Remasked { .. } => Ok(()),
+    }
+
+    /// Hands an event to the observer.
+    fn tell(
+        &mut self,
+        observer: &mut dyn Observer,
+        event: &Event,
+        canvas: &CanvasView<'_>,
+    ) -> Result<(), Error> {
+        let n_prompt = canvas.n_prompt as usize;
+        match *event {
+            Event::StablePrefix { len } => {
+                observer.stable(&canvas.tokens[n_prompt..][..len as usize])
+            }
+            Event::Step { n_masked, .. } => {
+                self.n_forwards += 1;
+                observer.step(Frame {
+                    tokens: &canvas.tokens[n_prompt..],
+                    stages: &canvas.stages[n_prompt..],
+                    revised: &self.revised,
+                    n_masked: n_masked as usize,
+                    n_forwards: self.n_forwards,
+                })
+            }
+            Event::Replaced { pos, .. } | Event::Remasked { pos } => {
+                if let Some(revised) = self.revised.get_mut(pos as usize - n_prompt) {
+                    *revised = true;
+                }
+                Ok(())
+            }
+            Event::Committed { .. } => Ok(()),
+        }
     }
 }

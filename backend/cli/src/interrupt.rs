@@ -11,8 +11,8 @@ static ALTERNATE_SCREEN: AtomicBool = AtomicBool::new(false);
 /// Flag of the session, by which the engine ends a forward under way.
 static SESSION: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Escape sequence that leaves the terminal's alternate screen.
-pub(crate) const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?1049l";
+/// Escape sequences that show the cursor again and leave the terminal's alternate screen.
+pub(crate) const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
 
 /// Exit code of a generation that Ctrl-C stopped.
 pub(crate) const EXIT_CODE: u8 = 130;

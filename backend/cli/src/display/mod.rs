@@ -1,19 +1,20 @@
 //! What stderr shows while a canvas is decoded.
 
+mod screen;
+
 use ggml_llada_npu::decode::Stage;
 
 use crate::interrupt;
 use crate::output;
-use crate::utf8::Utf8Stream;
 use crate::vocab::{Token, Vocab};
+use screen::Terminal;
 
 const BAR_WIDTH: usize = 40;
 const CLEAR_LINE: &str = "\r\x1b[K";
-const ENTER_ALTERNATE_SCREEN: &str = "\x1b[?1049h";
-const HOME_AND_CLEAR: &str = "\x1b[H\x1b[J";
-const DIM: &str = "\x1b[2m";
-const PLAIN: &str = "\x1b[0m";
-const MASKED: char = '·';
+/// Enters the alternate screen, empties it and hides the cursor.
+const ENTER_SCREEN: &str = "\x1b[?1049h\x1b[2J\x1b[?25l";
+/// Columns and lines of a terminal that does not tell.
+const USUAL_SIZE: (usize, usize) = (80, 24);
 
 /// The generated part of the canvas after a step.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) tokens: &'a [Token],
     /// Stage of every generated position.
     pub(crate) stages: &'a [Stage],
+    /// Whether a revision changed the position.
+    pub(crate) revised: &'a [bool],
     /// Masked positions left to decode.
     pub(crate) n_masked: usize,
     /// Forwards made so far.
@@ -45,6 +48,8 @@ enum Kind {
 #[derive(Debug)]
 pub(crate) struct Display {
     kind: Kind,
+    /// What the screen shows.
+    picture: String,
 }
 
 impl Display {
@@ -58,9 +63,12 @@ impl Display {
         };
         if kind == Kind::Screen {
             interrupt::set_alternate_screen(true);
-            output::raw(ENTER_ALTERNATE_SCREEN);
+            output::raw(ENTER_SCREEN);
         }
-        Self { kind }
+        Self {
+            kind,
+            picture: String::new(),
+        }
     }
 
     /// Returns whether the answer has to wait until the display ends.
@@ -69,7 +77,7 @@ impl Display {
     }
 
     /// Shows the canvas after a step.
-    pub(crate) fn step(&self, vocab: &Vocab, frame: Frame<'_>) {
+    pub(crate) fn step(&mut self, vocab: &Vocab, frame: Frame<'_>) {
         match self.kind {
             Kind::Quiet => {}
             Kind::Lines => output::note(format_args!(
@@ -79,11 +87,14 @@ impl Display {
                 frame.tokens.len()
             )),
             Kind::Bar => output::raw(&format!("{CLEAR_LINE}{}", bar(frame))),
-            Kind::Screen => output::raw(&format!(
-                "{HOME_AND_CLEAR}{}\n\n{}\n",
-                bar(frame),
-                canvas_text(|token| vocab.piece(token), frame)
-            )),
+            Kind::Screen => {
+                let piece = |token| vocab.piece(token);
+                let picture = screen::picture(&bar(frame), piece, frame, terminal());
+                if picture != self.picture {
+                    output::raw(&picture);
+                    self.picture = picture;
+                }
+            }
         }
     }
 
@@ -127,39 +138,32 @@ fn bar(frame: Frame<'_>) -> String {
     )
 }
 
-/// Returns the canvas as text: masked positions as dots, what may still change dimmed. Control characters other than line
-/// breaks and tabs are left out, since a model must not steer the terminal.
-fn canvas_text(piece: impl Fn(Token) -> Vec<u8>, frame: Frame<'_>) -> String {
-    let mut text = String::new();
-    let mut stream = Utf8Stream::default();
-    let mut stage_before = Stage::Stable;
-    for (&token, &stage) in frame.tokens.iter().zip(frame.stages) {
-        if stage != stage_before {
-            text += &stream.finish();
-            text += if stage == Stage::Stable { PLAIN } else { DIM };
-            stage_before = stage;
-        }
-        if stage == Stage::Invisible {
-            text.push(MASKED);
-        } else {
-            let visible = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
-            text.extend(stream.push(&piece(token)).chars().filter(visible));
-        }
+/// Returns size and abilities of the terminal of stderr, which may change at any time.
+fn terminal() -> Terminal {
+    let size = terminal_size::terminal_size_of(std::io::stderr());
+    let (width, height) = size.map_or(USUAL_SIZE, |(width, height)| {
+        (width.0.into(), height.0.into())
+    });
+    let or_usual = |n: usize, usual| if n == 0 { usual } else { n };
+    Terminal {
+        width: or_usual(width, USUAL_SIZE.0),
+        height: or_usual(height, USUAL_SIZE.1),
+        colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
     }
-    text + &stream.finish() + PLAIN
 }
 
 #[cfg(test)]
 mod tests {
-    use ggml_llada_npu::decode::Stage::{Invisible, Stable, Visible};
+    use ggml_llada_npu::decode::Stage::Invisible;
 
-    use super::{DIM, Frame, PLAIN, bar, canvas_text};
+    use super::{Frame, bar};
 
     #[test]
     fn the_bar_fills_as_masks_vanish() {
         let frame = |n_masked| Frame {
             tokens: &[0; 8],
             stages: &[Invisible; 8],
+            revised: &[],
             n_masked,
             n_forwards: 3,
         };
@@ -168,21 +172,5 @@ mod tests {
             .to_vec();
         assert_eq!(widths, [0, 20, 40, 0]);
         assert!(bar(frame(4)).ends_with("50 % · 3 forwards"));
-    }
-
-    #[test]
-    fn characters_are_whole_and_masks_are_dots() {
-        let pieces: [&[u8]; 4] = [b"a\x1b[31m\n", b"\xc3", b"\xa9", b"?"];
-        let frame = Frame {
-            tokens: &[0, 1, 2, 3, 1],
-            stages: &[Stable, Stable, Stable, Invisible, Visible],
-            n_masked: 1,
-            n_forwards: 1,
-        };
-        let text = canvas_text(
-            |token| pieces[usize::try_from(token).expect("an index")].to_vec(),
-            frame,
-        );
-        assert_eq!(text, format!("a[31m\né{DIM}·{DIM}\u{fffd}{PLAIN}"));
     }
 }
