@@ -16,7 +16,7 @@ use ggml_llada_npu::engine::option_value;
 use crate::error::Error;
 
 pub(crate) use eval::EvalArgs;
-pub(crate) use run::RunArgs;
+pub(crate) use run::{FileFormat, RunArgs};
 
 /// Name of the one backend there is.
 pub(crate) const BACKEND: &str = "llada-npu";
@@ -25,6 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   llada-npu run -m model.gguf -p \"Sort: 41 17 93 25\"
   llada-npu run -m model.gguf -f prompt.txt -n 256 --diffusion-mode reference --diffusion-json report.json
+  llada-npu run -m model.gguf -f prompts.jsonl --batch 4
   llada-npu run -m model.gguf -p \"Write a story\" --temp 0.7 --seed 1 --diffusion-visual
   llada-npu eval -m model.gguf --tasks tests/tasks/validation.jsonl --modes reference,cached
   llada-npu doctor -m model.gguf

@@ -11,6 +11,7 @@ use ggml_llada_npu::model::LoadError;
 
 use crate::argv::UnknownFlag;
 use crate::interrupt;
+use crate::jsonl::LineError;
 use crate::tasks::TaskError;
 use crate::vocab::VocabError;
 
@@ -77,6 +78,17 @@ pub(crate) enum Error {
         /// Offset of the first bad byte.
         offset: usize,
     },
+    /// A line of a file of prompts is refused.
+    #[error(transparent)]
+    Line(#[from] LineError),
+    /// One of several prompts is refused.
+    #[error("prompt {number}: {source}")]
+    Prompt {
+        /// Its number, from 1.
+        number: usize,
+        /// Why.
+        source: Box<Error>,
+    },
     /// The model file is refused.
     #[error(transparent)]
     Model(#[from] LoadError),
@@ -135,6 +147,9 @@ impl Error {
     /// Returns the exit code: 1 for what fails, 2 for a wrong command line, 130 after Ctrl-C, 141 when the reader of
     /// stdout went away (what the shell shows for a process that SIGPIPE ended).
     pub(crate) fn exit_code(&self) -> ExitCode {
+        if let Self::Prompt { source, .. } = self {
+            return source.exit_code();
+        }
         ExitCode::from(match self {
             Self::CommandLine { .. }
             | Self::UnknownFlag(_)

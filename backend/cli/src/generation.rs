@@ -9,7 +9,8 @@ use ggml_llada_npu::abi;
 use ggml_llada_npu::decode::{Event, Family, ModelTraits, OPTIONS, ParamError, Params, Resolved};
 use ggml_llada_npu::engine::sample::Sampling;
 use ggml_llada_npu::engine::{
-    CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session, SessionParams,
+    BatchPrompt, CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
+    SessionParams,
 };
 use serde::Serialize;
 
@@ -341,9 +342,72 @@ impl Generator<'_> {
         })
     }
 
-    /// Returns the report of the last generation as JSON.
-    pub(crate) fn report_json(&self) -> String {
-        self.session.report().to_json()
+    /// Answers prompts, up to `n_lanes` of them together. Ctrl-C is an outcome of those that were not complete then, not an
+    /// error; prompts that had not begun have none.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub(crate) fn generate_batch(
+        &mut self,
+        prompts: &[Vec<Token>],
+        n_lanes: usize,
+        params: &Params,
+    ) -> Result<Vec<Outcome>, Error> {
+        let batch: Vec<_> = prompts
+            .iter()
+            .map(|tokens| BatchPrompt {
+                tokens,
+                n_gen: self.n_predict(tokens.len()),
+            })
+            .collect();
+        // What is final so far, for the case of an interruption.
+        let mut stable: Vec<Option<Vec<Token>>> = vec![None; prompts.len()];
+        let mut on_event = |index: usize, event: &Event, canvas: &CanvasView<'_>| {
+            let tokens = stable[index].get_or_insert_default();
+            if let Event::StablePrefix { len } = *event {
+                *tokens = canvas.tokens[canvas.n_prompt as usize..][..len as usize].to_vec();
+            }
+            if interrupt::asked() {
+                Control::Cancel
+            } else {
+                Control::Continue
+            }
+        };
+        match self
+            .session
+            .generate_batch(&batch, n_lanes, params, &mut on_event)
+        {
+            Ok(outcomes) => Ok(outcomes
+                .into_iter()
+                .map(|outcome| Outcome {
+                    tokens: outcome.output,
+                    report: outcome.report,
+                    cancelled: false,
+                })
+                .collect()),
+            Err(EngineError::Cancelled) => Ok(stable
+                .into_iter()
+                .map_while(|tokens| {
+                    Some(Outcome {
+                        tokens: tokens?,
+                        report: RunReport::default(),
+                        cancelled: true,
+                    })
+                })
+                .collect()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Checks that a prompt and its answer fit.
+    ///
+    /// # Errors
+    /// [`Error::Param`].
+    pub(crate) fn check(&self, n_prompt: usize, params: &Params) -> Result<(), Error> {
+        let n_gen = self.n_predict(n_prompt);
+        let n_prompt = u32::try_from(n_prompt).unwrap_or(u32::MAX);
+        self.session.check(n_prompt, n_gen, params)?;
+        Ok(())
     }
 
     /// Returns the number of tokens to generate: as given, else 128 or what the context leaves, 1 at least.

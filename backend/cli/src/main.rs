@@ -9,7 +9,7 @@
 //! | [`generation`] | the library's model and sessions, set up from flags |
 //! | [`prompt`], [`vocab`], [`utf8`] | text to tokens and back |
 //! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |
-//! | [`tasks`], [`statistics`] | task files and accuracies |
+//! | [`tasks`], [`jsonl`], [`statistics`] | task files and accuracies |
 //! | [`host`], [`cpu`] | the ggml and the processor underneath |
 //! | [`interrupt`], [`error`] | Ctrl-C; failures and their exit codes |
 //!
@@ -26,6 +26,7 @@ mod eval;
 mod generation;
 mod host;
 mod interrupt;
+mod jsonl;
 mod output;
 mod prompt;
 mod report;

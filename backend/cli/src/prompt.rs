@@ -4,9 +4,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::args::GenerationArgs;
+use serde::Deserialize;
+
+use crate::args::{FileFormat, GenerationArgs, RunArgs};
 use crate::argv;
 use crate::error::Error;
+use crate::jsonl::{self, LineError};
 use crate::output;
 use crate::vocab::{Message, Token, Vocab, apply_chat_template};
 
@@ -70,11 +73,77 @@ impl<'a> PromptFormat<'a> {
     }
 }
 
-/// Returns the prompt of `-p` or `-f`, or a system prompt likewise; `None` when neither is given.
+/// A prompt of the user's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The system prompt, where there is one.
+    pub(crate) system: Option<String>,
+    /// The prompt.
+    pub(crate) prompt: String,
+}
+
+/// A line of a file of JSON lines; other fields are ignored, so that task files can be used.
+#[derive(Debug, Deserialize)]
+struct RequestLine {
+    prompt: String,
+    system_prompt: Option<String>,
+}
+
+/// Returns the prompts that flags name: that of `-p`, or those of the file of `-f`.
+///
+/// # Errors
+/// [`Error::Flags`] when there is none; [`Error::File`], [`Error::NotUtf8`] or [`Error::Line`] naming the file.
+pub(crate) fn requests(args: &RunArgs) -> Result<Vec<Request>, Error> {
+    let escape = !args.no_escape;
+    let system = text_or_file(
+        args.system_prompt.as_deref(),
+        args.system_prompt_file.as_deref(),
+        escape,
+    )?;
+    let request = |prompt| Request {
+        system: system.clone(),
+        prompt,
+    };
+    let unescaped = |text: &str| {
+        if escape {
+            argv::unescape(text)
+        } else {
+            text.to_owned()
+        }
+    };
+    let requests = match (args.prompt.as_deref(), args.file.as_deref()) {
+        (Some(prompt), _) => vec![request(unescaped(prompt))],
+        (None, None) => {
+            return Err(Error::Flags("a prompt is needed: -p TEXT or -f FILE"));
+        }
+        (None, Some(path)) => match args.file_format(path) {
+            FileFormat::Text => vec![request(unescaped(&read(path)?))],
+            FileFormat::Lines => read(path)?
+                .lines()
+                .filter(|line| !line.trim().is_empty())
+                .map(|line| request(unescaped(line)))
+                .collect(),
+            FileFormat::Jsonl => jsonl::parse(read(path)?.as_bytes())
+                .map_err(|problem| LineError::new(path, problem))?
+                .into_iter()
+                .map(|(_, line): (usize, RequestLine)| Request {
+                    system: line.system_prompt.or_else(|| system.clone()),
+                    prompt: line.prompt,
+                })
+                .collect(),
+        },
+    };
+    if requests.is_empty() {
+        return Err(Error::Flags("the file of --file holds no prompt"));
+    }
+    Ok(requests)
+}
+
+/// Returns a text or that of a file; `None` when neither is given.
 ///
 /// # Errors
 /// [`Error::File`] or [`Error::NotUtf8`] naming the file.
-pub(crate) fn text_or_file(
+fn text_or_file(
     text: Option<&str>,
     file: Option<&Path>,
     escape: bool,

@@ -53,10 +53,12 @@ struct Forwards {
 }
 
 impl Totals {
-    /// Returns the totals of one generation.
-    pub(crate) fn of(report: &RunReport) -> Self {
+    /// Returns the totals of generations.
+    pub(crate) fn of(reports: &[RunReport]) -> Self {
         let mut totals = Self::default();
-        totals.add(report);
+        for report in reports {
+            totals.add(report);
+        }
         totals
     }
 

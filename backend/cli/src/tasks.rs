@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::jsonl::{self, LineError};
+
 /// One prompt with its right answer.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,15 +32,8 @@ pub(crate) enum TaskError {
         source: io::Error,
     },
     /// A line is not a task.
-    #[error("{}: line {line}: {reason}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Line number, from 1.
-        line: usize,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Line(#[from] LineError),
     /// There is no task in the file.
     #[error("{}: no tasks in the file", path.display())]
     Empty {
@@ -56,11 +51,7 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Task>, TaskE
         path: path.to_owned(),
         source,
     })?;
-    let mut tasks = parse(&bytes).map_err(|(line, reason)| TaskError::Line {
-        path: path.to_owned(),
-        line,
-        reason,
-    })?;
+    let mut tasks = parse(&bytes).map_err(|problem| LineError::new(path, problem))?;
     if tasks.is_empty() {
         return Err(TaskError::Empty {
             path: path.to_owned(),
@@ -72,28 +63,14 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Task>, TaskE
 
 /// Parses the lines; an error is the number of the line, from 1, and the reason.
 fn parse(bytes: &[u8]) -> Result<Vec<Task>, (usize, String)> {
-    let mut tasks = Vec::new();
-    for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
-        if bytes.trim_ascii().is_empty() {
-            continue;
-        }
-        let task: Task =
-            serde_json::from_slice(bytes).map_err(|error| (line, without_place(&error)))?;
+    let checked = |(line, task): (usize, Task)| {
         if task.answer.trim().is_empty() {
-            return Err((line, "the answer is empty".to_owned()));
+            Err((line, "the answer is empty".to_owned()))
+        } else {
+            Ok(task)
         }
-        tasks.push(task);
-    }
-    Ok(tasks)
-}
-
-/// Returns serde's message without its "at line 1 column n": lines are counted here.
-fn without_place(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    match text.rsplit_once(" at line ") {
-        Some((reason, _place)) => reason.to_owned(),
-        None => text,
-    }
+    };
+    jsonl::parse(bytes)?.into_iter().map(checked).collect()
 }
 
 #[cfg(test)]

@@ -10,13 +10,15 @@
 //!
 //! * `target`, `model`: where weights lie; `slot`, `kv`: the K/V of a session;
 //! * `check`, `graph`, `lane`, `forward`: from a plan to logits; `sample`: from logits to predictions;
-//! * `session`: the loop; `cost`: what forwards of this device take; `report`, `json`: what it cost.
+//! * `session`: the loop; `batch`: the loop over several canvases in one forward;
+//! * `cost`: what forwards of this device take; `report`, `json`: what it cost.
 //!
 //! The engine knows one device through ggml's own interface. Modes are not its business: it runs any plan that
 //! [`decode::plan`](crate::decode::plan) can express.
 
 #![deny(unsafe_code)]
 
+mod batch;
 mod check;
 mod cost;
 mod error;
@@ -33,6 +35,7 @@ mod slot;
 mod target;
 mod thread;
 
+pub use batch::{BatchOutcome, BatchPrompt, MAX_N_LANES};
 pub use cost::option_value;
 pub use error::{EngineError, PlanError};
 pub use forward::{Delay, Logits, Path};

@@ -141,6 +141,11 @@ impl Session {
         self.model().traits(self.n_ctx)
     }
 
+    /// Threads, as resolved.
+    pub(super) const fn n_threads(&self) -> u32 {
+        self.n_threads
+    }
+
     /// Flag that ends a running [`generate`](Self::generate) from another thread, within one node of the graph.
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancel)
@@ -328,13 +333,13 @@ fn timed<T>(total: &mut Duration, body: impl FnOnce() -> T) -> T {
 
 /// One sampler per thread; a prediction does not depend on which one makes it.
 #[derive(Debug)]
-struct SamplerPool {
+pub(super) struct SamplerPool {
     samplers: Vec<Sampler>,
     n_vocab: usize,
 }
 
 impl SamplerPool {
-    fn new(params: SampleParams, n_threads: u32) -> Self {
+    pub(super) fn new(params: SampleParams, n_threads: u32) -> Self {
         let samplers = (0..n_threads.max(1))
             .map(|_| Sampler::new(params))
             .collect();
@@ -344,7 +349,7 @@ impl SamplerPool {
         }
     }
 
-    fn predict(
+    pub(super) fn predict(
         &mut self,
         plan: &RowPlan,
         logits: &Logits<'_>,

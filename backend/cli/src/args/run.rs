@@ -1,8 +1,8 @@
 //! Flags of `run`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::GenerationArgs;
 
@@ -18,9 +18,20 @@ pub(crate) struct RunArgs {
         conflicts_with = "file"
     )]
     pub(crate) prompt: Option<String>,
-    /// File with the prompt ("-": standard input); a line break at its end is dropped
+    /// File with the prompt or prompts ("-": standard input)
     #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) file: Option<PathBuf>,
+    /// What is in the file [default: jsonl for a name that ends so, else text]
+    #[arg(long, value_name = "FORMAT", allow_hyphen_values = true)]
+    pub(crate) file_format: Option<FileFormat>,
+    /// Prompts answered together, as rows of one forward
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_hyphen_values = true
+    )]
+    pub(crate) batch: usize,
     /// System prompt [-sys]
     #[arg(
         long,
@@ -37,10 +48,36 @@ pub(crate) struct RunArgs {
     pub(crate) no_escape: bool,
     #[command(flatten)]
     pub(crate) generation: GenerationArgs,
-    /// Write the report of the generation to FILE
+    /// Write the report of the generation to FILE; of several, a line each
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) diffusion_json: Option<PathBuf>,
     /// Show the canvas on stderr while it is decoded
     #[arg(long)]
     pub(crate) diffusion_visual: bool,
+}
+
+/// What is in a file of prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FileFormat {
+    /// One prompt; a line break at its end is dropped
+    Text,
+    /// A prompt a line; blank lines are left out
+    Lines,
+    /// {"prompt": TEXT, "system_prompt": TEXT} a line, the latter if wanted; answers are {"prompt": TEXT, "answer": TEXT}
+    Jsonl,
+}
+
+impl RunArgs {
+    /// Returns what is in the file of prompts: as given, or as its name says.
+    pub(crate) fn file_format(&self, path: &Path) -> FileFormat {
+        let by_name = if path
+            .extension()
+            .is_some_and(|extension| extension == "jsonl")
+        {
+            FileFormat::Jsonl
+        } else {
+            FileFormat::Text
+        };
+        self.file_format.unwrap_or(by_name)
+    }
 }
