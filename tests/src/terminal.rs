@@ -43,6 +43,24 @@ pub fn open() -> io::Result<(File, File)> {
     Ok((ours, theirs))
 }
 
+/// Sets the size of a pseudo-terminal in columns and lines.
+///
+/// # Errors
+/// What the system says.
+pub fn resize(ours: &File, width: u16, height: u16) -> io::Result<()> {
+    let size = libc::winsize {
+        ws_row: height,
+        ws_col: width,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: a descriptor of a pseudo-terminal, and a request that reads one `winsize`.
+    match unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Returns what a program wrote to a pseudo-terminal until its end closed.
 #[must_use]
 pub fn read_to_end(mut ours: File) -> String {
