@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use ggml_llada_npu::decode::Report;
 use ggml_llada_npu::engine::RunReport;
 
 /// Counters and times of one or more generations.
@@ -87,7 +86,7 @@ impl Totals {
         self.seconds_revision += report.revision.as_secs_f64();
         self.seconds_sampling += report.sampling.as_secs_f64();
         self.seconds_waiting += report.waiting.as_secs_f64();
-        self.seconds_npu += npu_seconds(counts);
+        self.seconds_npu += counts.npu_ms() / 1e3;
         self.tokens_per_step = share(self.n_generated, self.forwards.total);
         self.tokens_per_second = per_second(self.n_generated, self.seconds_total);
     }
@@ -258,9 +257,4 @@ fn per_second(n: u64, seconds: f64) -> f64 {
     } else {
         0.0
     }
-}
-
-/// Seconds of all forwards by the built-in `npu` cost table.
-fn npu_seconds(_counts: &Report) -> f64 {
-    0.0
 }

@@ -137,19 +137,6 @@ impl RowPlan {
     }
 }
 
-impl RowPlan {
-    /// Returns an empty plan of step 0.
-    pub(crate) const fn empty() -> Self {
-        Self {
-            kind: ForwardKind::Prefill,
-            step: 0,
-            rows: Vec::new(),
-            streams: Vec::new(),
-            predict: Vec::new(),
-        }
-    }
-}
-
 /// What the model says of one position: the answer to a [`Predict`], made by the engine's sampler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {

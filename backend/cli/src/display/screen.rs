@@ -35,14 +35,16 @@ pub(super) struct Terminal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Look {
     Masked,
+    Draft,
     Visible,
     Revised,
     Stable,
 }
 
 impl Look {
-    const ALL: [(Self, &'static str); 4] = [
+    const ALL: [(Self, &'static str); 5] = [
         (Self::Masked, "masked"),
+        (Self::Draft, "draft"),
         (Self::Visible, "visible"),
         (Self::Revised, "revised"),
         (Self::Stable, "stable"),
@@ -51,6 +53,7 @@ impl Look {
     const fn of(stage: Stage, revised: bool) -> Self {
         match (stage, revised) {
             (Stage::Invisible, _) => Self::Masked,
+            (Stage::Draft, _) => Self::Draft,
             (Stage::Visible, false) => Self::Visible,
             (Stage::Visible, true) => Self::Revised,
             (Stage::Stable, _) => Self::Stable,
@@ -60,6 +63,7 @@ impl Look {
     const fn escape(self) -> &'static str {
         match self {
             Self::Masked => "\x1b[0;2m",
+            Self::Draft => "\x1b[0;35m",
             Self::Visible => "\x1b[0;33m",
             Self::Revised => "\x1b[0;1;36m",
             Self::Stable => PLAIN,
