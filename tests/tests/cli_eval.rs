@@ -57,11 +57,11 @@ fn the_trained_model_is_right_on_nine_of_ten_prompts_and_four_of_five_of_each_ki
         "--jobs",
         "2",
         "--limit",
-        "180",
+        "120",
     ]);
     for mode in ["reference", "cached"] {
         let score = variant(&results, mode);
-        assert_eq!(score["overall"]["n"], 180);
+        assert_eq!(score["overall"]["n"], 120);
         assert_accurate(score, 0.9, 0.8);
     }
     let whole = json(&["--diffusion-mode", "cached", "--jobs", "2"]);

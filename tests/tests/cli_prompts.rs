@@ -198,6 +198,8 @@ fn long_answers_are_whole_in_every_mode() {
     let args = [
         "-n",
         "512",
+        "-c",
+        "1024",
         "--diffusion-logits-eos-inf",
         "--diffusion-json",
         path_text(&report),
@@ -213,7 +215,7 @@ fn long_answers_are_whole_in_every_mode() {
             "--diffusion-refresh-blocks",
             "0",
         ],
-        &["--diffusion-mode", "reference", "--diffusion-steps", "20"],
+        &["--diffusion-mode", "reference", "--diffusion-steps", "8"],
     ] {
         let finished = run_file(&joined, &[&args[..], options].concat());
         let text = finished.clone().success();
