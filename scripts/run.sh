@@ -3,7 +3,7 @@
 #
 # Sets up what is missing and runs the patched llama-diffusion-cli with --backend llada-npu. Without arguments it answers
 # three prompts with the model in tests/models; arguments are passed on (that model is used if they name none).
-# Answers go to stdout; forwards, tokens per step and tokens/s to stderr.
+# Answers go to stdout; forwards, tokens per step and tokens/s to stderr. --usage shows the tool's own arguments.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -21,7 +21,7 @@ names_model() {
     local argument
     for argument in "$@"; do
         case $argument in
-        -m | --model | --model=* | -mu | --model-url | -dr | --docker-repo | -hf | -hfr | --hf-repo | -h | --help | --usage | --version | --list-devices)
+        -m | --model | --model=* | -mu | --model-url | -dr | --docker-repo | -hf | -hfr | --hf-repo | --usage | --version | --list-devices)
             return 0
             ;;
         esac
@@ -31,6 +31,10 @@ names_model() {
 
 main() {
     local tool=("$PATCHED_BIN/llama-diffusion-cli" --backend llada-npu) prompt
+    if [[ ${1-} == -h || ${1-} == --help ]]; then
+        usage
+        return
+    fi
     "$REPO/scripts/setup.sh" packages stock patched plugin
     if ! names_model "$@"; then
         [[ -f $MODEL ]] || die "$MODEL is missing; scripts/train makes it"

@@ -18,6 +18,7 @@ fn run_model(model: &Path, args: &[&str]) -> Finished {
         .chain(args))
 }
 
+/// Options of the decoding mode that both programs refuse alike are in `defects`.
 #[test]
 fn flags_that_cannot_be_taken() {
     let model = trained("f16");
@@ -28,51 +29,9 @@ fn flags_that_cannot_be_taken() {
         (&["-n", "100000"], FAILED, &["100000 tokens", "context"]),
         (&["-c", "8"], FAILED, &["context of 8 tokens"]),
         (
-            &["--diffusion-block-length", "0"],
-            USAGE,
-            &["--diffusion-block-length", "`0`"],
-        ),
-        (
-            &["--diffusion-threshold", "nan"],
-            USAGE,
-            &["--diffusion-threshold", "`nan`"],
-        ),
-        (
-            &["--diffusion-threshold", "-0.5"],
-            USAGE,
-            &["--diffusion-threshold", "`-0.5`"],
-        ),
-        (
             &["--diffusion-mode", "fast"],
             USAGE,
             &["--diffusion-mode", "`fast`", "reference, cached"],
-        ),
-        (
-            &["--diffusion-steps", "8"],
-            USAGE,
-            &["--diffusion-steps", "`cached`"],
-        ),
-        (
-            &[
-                "--diffusion-mode",
-                "reference",
-                "--diffusion-threshold",
-                "0.9",
-            ],
-            USAGE,
-            &["--diffusion-threshold", "`reference`"],
-        ),
-        (
-            &[
-                "--diffusion-mode",
-                "reference",
-                "--diffusion-eps",
-                "0.001",
-                "--diffusion-block-length",
-                "32",
-            ],
-            USAGE,
-            &["--diffusion-eps", "--diffusion-block-length"],
         ),
         (
             &["--diffusion-mask-id", "99999999"],
@@ -92,6 +51,7 @@ fn flags_that_cannot_be_taken() {
         (&["--temp", "nan"], USAGE, &["--temp", "`NaN`"]),
         (&["--temp", "-1"], USAGE, &["--temp", "`-1`"]),
         (&["--top-p", "1.5"], USAGE, &["--top-p", "`1.5`"]),
+        (&["--top-k", "-5"], USAGE, &["--top-k", "`-5`"]),
         (
             &["--seed", "5000000000"],
             USAGE,

@@ -137,7 +137,7 @@ fn reports_are_a_line_for_each_prompt() {
 fn a_line_may_have_a_system_prompt_of_its_own() {
     let directory = TempDir::new().expect("a scratch directory");
     let prompt = &some_prompts()[0];
-    let with = serde_json::json!({"prompt": prompt, "system_prompt": "Answer: no."});
+    let with = serde_json::json!({"prompt": prompt, "system": "Answer: no."});
     let without = serde_json::json!({"prompt": prompt});
     let path = file(&directory, "system.jsonl", &format!("{with}\n{without}\n"));
     let n_prompt = |args: &[&str]| -> Vec<u64> {

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -11,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools.harness import REPO, environment
 
 
-def run(*args: str) -> subprocess.CompletedProcess:
+def run(*args: str, **extra: str) -> subprocess.CompletedProcess:
     """Runs the script from another directory."""
-    return subprocess.run([REPO / "scripts" / "run.sh", *args], env=environment(), cwd="/", capture_output=True, text=True,
-                          check=False, stdin=subprocess.DEVNULL)
+    return subprocess.run([REPO / "scripts" / "run.sh", *args], env=environment(**extra), cwd="/", capture_output=True,
+                          text=True, check=False, stdin=subprocess.DEVNULL)
 
 
 class Run(unittest.TestCase):
@@ -28,6 +29,15 @@ class Run(unittest.TestCase):
         self.assertEqual(done.stdout.splitlines(), [answers[prompt] for prompt in prompts])
         for what in (" forwards (", " tokens per step", " tokens/s "):
             self.assertEqual(done.stderr.count(what), 3, done.stderr)
+
+    def test_help_sets_nothing_up(self):
+        with tempfile.TemporaryDirectory() as directory:
+            cache = Path(directory) / "cache"
+            for flag in ("-h", "--help"):
+                done = run(flag, LLADA_NPU_CACHE=str(cache))
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn("Usage: scripts/run.sh", done.stdout)
+            self.assertFalse(cache.exists())
 
     def test_arguments_are_passed_on(self):
         done = run("-p", "Spell: 46881", "-n", "3")

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ggml_llada_npu::abi;
 use ggml_llada_npu::device::host::Host;
@@ -216,22 +216,15 @@ fn plugin() -> Plugin {
             )),
         },
         Some((path, found_by)) => {
-            let result = load(&path);
+            let result = host::load_plugin(&path);
             Plugin {
                 path: Some(path),
                 found_by: Some(found_by),
                 loads: result.is_ok(),
-                reason: result.err(),
+                reason: result.err().map(|error| error.to_string()),
             }
         }
     }
-}
-
-fn load(path: &Path) -> Result<(), String> {
-    if !path.is_file() {
-        return Err("no such file".to_owned());
-    }
-    host::load_plugin(path)
 }
 
 fn summary(model: &ModelFile) -> Summary {

@@ -101,19 +101,41 @@ fn device(index: usize) -> Device {
     }
 }
 
+/// Why a plug-in does not load.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PluginError {
+    /// There is no such file.
+    #[error("no such file")]
+    NoFile,
+    /// The path cannot be handed to C.
+    #[error("path holds a NUL byte")]
+    Nul,
+    /// ggml or the plug-in says no, and logs why.
+    #[error("{}", .log_line.as_deref().unwrap_or("no reason given"))]
+    Refused {
+        /// The last line it logged.
+        log_line: Option<String>,
+    },
+}
+
 /// Loads a backend plug-in into this process, as llama.cpp's tools do with `GGML_BACKEND_PATH`.
 ///
 /// # Errors
-/// The line that ggml or the plug-in logged.
-pub(crate) fn load_plugin(path: &Path) -> Result<(), String> {
+/// [`PluginError`].
+pub(crate) fn load_plugin(path: &Path) -> Result<(), PluginError> {
     init();
-    let path = CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_nul| "path holds a NUL byte".to_owned())?;
+    if !path.is_file() {
+        return Err(PluginError::NoFile);
+    }
+    let path =
+        CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_nul| PluginError::Nul)?;
     take_last_error();
     // SAFETY: a NUL-terminated path; that the object's initialisers run is what the user asked for by placing it there.
     let reg = unsafe { sys::ggml_backend_load(path.as_ptr()) };
     if reg.is_null() {
-        return Err(take_last_error().unwrap_or_else(|| "no reason given".to_owned()));
+        return Err(PluginError::Refused {
+            log_line: take_last_error(),
+        });
     }
     Ok(())
 }

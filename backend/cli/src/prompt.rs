@@ -86,7 +86,7 @@ pub(crate) struct Request {
 #[derive(Debug, Deserialize)]
 struct RequestLine {
     prompt: String,
-    system_prompt: Option<String>,
+    system: Option<String>,
 }
 
 /// Returns the prompts that flags name: that of `-p`, or those of the file of `-f`.
@@ -127,7 +127,7 @@ pub(crate) fn requests(args: &RunArgs) -> Result<Vec<Request>, Error> {
                 .map_err(|problem| LineError::new(path, problem))?
                 .into_iter()
                 .map(|(_, line): (usize, RequestLine)| Request {
-                    system: line.system_prompt.or_else(|| system.clone()),
+                    system: line.system.or_else(|| system.clone()),
                     prompt: line.prompt,
                 })
                 .collect(),

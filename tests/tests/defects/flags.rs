@@ -255,17 +255,13 @@ fn gumbel_noise_changes_every_position() {
     }
 }
 
-/// Options that mean nothing in a mode, and modes there are not yet, are refused by name.
+/// Options that mean nothing in a mode, modes that there are not, and values outside their range are refused by name.
 #[test]
 fn what_has_no_meaning_is_refused_by_name() {
     let cases: &[(&[&str], &[&str])] = &[
         (
-            &["--diffusion-mode", "mbsd"],
-            &["mbsd", "reference, cached"],
-        ),
-        (
-            &["--diffusion-mode", "full"],
-            &["full", "reference, cached"],
+            &["--diffusion-mode", "fast"],
+            &["fast", "reference, cached, mbsd, full"],
         ),
         (&["--diffusion-steps", "8"], &["steps", "cached"]),
         (
@@ -283,6 +279,7 @@ fn what_has_no_meaning_is_refused_by_name() {
         (&["--diffusion-mask-id", "320"], &["mask", "320"]),
         (&["-n", "0"], &["0"]),
         (&["--temp", "nan"], &["temp"]),
+        (&["--top-k", "-5"], &["top", "-5"]),
     ];
     for program in programs("what_has_no_meaning_is_refused_by_name") {
         for (args, parts) in cases {

@@ -63,7 +63,7 @@ pub(crate) enum FileFormat {
     Text,
     /// A prompt a line; blank lines are left out
     Lines,
-    /// {"prompt": TEXT, "system_prompt": TEXT} a line, the latter if wanted; answers are {"prompt": TEXT, "answer": TEXT}
+    /// {"prompt": TEXT, "system": TEXT} a line, the latter if wanted; answers are {"prompt": TEXT, "answer": TEXT}
     Jsonl,
 }
 
