@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import tempfile
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,10 +96,12 @@ def fake(*args: str | Path, text: str | bytes = "hello", prompt: str = "hi", **e
     return run("-m", model(), "-p", prompt, "--backend", "fake", *args, backend=fake_backend(), **extra)
 
 
-def fake_on_terminal(*args: str | Path, stdout_too: bool, text: str = "hello", **extra: str) -> tuple[int, bytes, bytes]:
+def fake_on_terminal(*args: str | Path, stdout_too: bool, text: str = "hello", size: tuple[int, int] = (80, 24),
+                     **extra: str) -> tuple[int, bytes, bytes]:
     """The same with standard error (and standard output) on a terminal; returns the exit code, stdout, and the terminal."""
     master, slave = pty.openpty()
-    env = environment(FAKE_TEXT=text, GGML_BACKEND_PATH=str(fake_backend()), **extra)
+    termios.tcsetwinsize(slave, size[::-1])
+    env = environment(**{"FAKE_TEXT": text, "GGML_BACKEND_PATH": str(fake_backend()), "TERM": "xterm", "NO_COLOR": "", **extra})
     command = [TOOL, "-m", model(), "-p", "hi", "--backend", "fake", *args]
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=slave,
                                stdout=slave if stdout_too else subprocess.PIPE)

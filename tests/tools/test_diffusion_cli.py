@@ -3,6 +3,7 @@
 The backend is scripted, so every answer is known; the sequence of calls it received is part of what is checked.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -315,8 +316,38 @@ class Terminal(unittest.TestCase):
     def test_visual_draws_the_canvas_in_place(self):
         code, out, screen = fake_on_terminal("--diffusion-visual", "-n", "8", stdout_too=False)
         self.assertEqual((code, out), (0, b"hello\n"))
-        self.assertIn(b"\x1b[2J\x1b[H", screen)
-        self.assertIn("hel░░░░░".encode(), screen)
+        self.assertEqual(screen.count(b"\x1b[2J\x1b[?2026h"), 1)  # emptied once, drawn over after that
+        self.assertEqual(screen.count(b"\x1b[?2026h\x1b[H"), screen.count(b"\x1b[?2026l"))
+        self.assertIn("hel\x1b[0;2m░░░░░\x1b[0m\x1b[K".encode(), screen)
+
+    def test_visual_shows_every_stage_in_its_colour(self):
+        _, _, screen = fake_on_terminal("--diffusion-visual", "-n", "6", stdout_too=False, FAKE_STAGES="1")
+        self.assertIn("h\x1b[0;1;36me\x1b[0;33ml\x1b[0;35ml\x1b[0;2m░░\x1b[0m".encode(), screen)
+
+    def test_visual_respects_no_color_and_dumb_terminals(self):
+        _, _, screen = fake_on_terminal("--diffusion-visual", "-n", "8", stdout_too=False, NO_COLOR="1")
+        self.assertIn("hel░░░░░\x1b[K".encode(), screen)
+        self.assertNotIn(b"\x1b[0", screen)
+        _, out, screen = fake_on_terminal("--diffusion-visual", "-n", "8", stdout_too=False, TERM="dumb")
+        self.assertEqual(out, b"hello\n")
+        self.assertNotIn(b"\x1b", screen)
+        self.assertIn(b"diffusion step: 1 [", screen)
+
+    def test_visual_keeps_characters_line_breaks_and_tabs(self):
+        text = "a\tb\n日👩‍👧"
+        _, _, screen = fake_on_terminal("--diffusion-visual", "-n", "40", stdout_too=False, text=text, NO_COLOR="1")
+        self.assertIn("a       b\x1b[K\r\n日👩‍👧".encode(), screen)
+        half = "a\tb\n░░".encode()  # the first byte of three beside a mask is a mask
+        self.assertIn(half.replace(b"\t", b" " * 7).replace(b"\n", b"\x1b[K\r\n"), screen)
+
+    def test_visual_fits_a_small_terminal(self):
+        _, _, screen = fake_on_terminal("--diffusion-visual", "-n", "100", stdout_too=False, size=(12, 6), NO_COLOR="1")
+        for frame in screen.split(b"\x1b[?2026h")[1:]:
+            lines = frame.partition(b"\x1b[?2026l")[0].split(b"\n")
+            self.assertLessEqual(len(lines), 6)
+            for line in lines:
+                text = re.sub(rb"\x1b\[[0-9]*[HKJ]|\r", b"", line).decode()
+                self.assertLessEqual(len(text), 11, frame)
 
     def test_visual_shows_sequences_once_they_are_whole(self):
         _, _, screen = fake_on_terminal("--diffusion-visual", "-n", "8", stdout_too=False, text="é€")
