@@ -95,15 +95,15 @@ fn every_prompt_gets_the_text_that_it_gets_alone() {
                 (session.output().to_vec(), report.counts)
             })
             .collect();
-        for n_lanes in [1, 2, 3, 16] {
+        for n_seats in [1, 2, 3, 16] {
             let together = session
-                .generate_batch(&batch(&prompts), n_lanes, &params, &mut silent)
+                .generate_batch(&batch(&prompts), n_seats, &params, &mut silent)
                 .unwrap();
             let together: Vec<_> = together
                 .into_iter()
                 .map(|outcome| (outcome.output, outcome.report.counts))
                 .collect();
-            assert_eq!(together, alone, "{options:?}, {n_lanes} lanes");
+            assert_eq!(together, alone, "{options:?}, {n_seats} seats");
         }
     }
 }
@@ -172,10 +172,10 @@ fn what_cannot_be_a_batch_is_refused_before_anything_is_computed() {
         .unwrap();
     assert!(none.is_empty());
     let prompts = prompts();
-    for n_lanes in [0, 257] {
-        let result = session.generate_batch(&batch(&prompts), n_lanes, &params(&[]), &mut silent);
+    for n_seats in [0, 257] {
+        let result = session.generate_batch(&batch(&prompts), n_seats, &params(&[]), &mut silent);
         let message = result.unwrap_err().to_string();
-        assert!(message.contains("n_lanes"), "{message}");
+        assert!(message.contains("n_seats"), "{message}");
     }
     let mut too_long = prompts;
     too_long.push((vec![3; 600], 10));

@@ -342,7 +342,7 @@ impl Generator<'_> {
         })
     }
 
-    /// Answers prompts, up to `n_lanes` of them together. Ctrl-C is an outcome of those that were not complete then, not an
+    /// Answers prompts, up to `n_seats` of them together. Ctrl-C is an outcome of those that were not complete then, not an
     /// error; prompts that had not begun have none.
     ///
     /// # Errors
@@ -350,7 +350,7 @@ impl Generator<'_> {
     pub(crate) fn generate_batch(
         &mut self,
         prompts: &[Vec<Token>],
-        n_lanes: usize,
+        n_seats: usize,
         params: &Params,
     ) -> Result<Vec<Outcome>, Error> {
         let batch: Vec<_> = prompts
@@ -375,7 +375,7 @@ impl Generator<'_> {
         };
         match self
             .session
-            .generate_batch(&batch, n_lanes, params, &mut on_event)
+            .generate_batch(&batch, n_seats, params, &mut on_event)
         {
             Ok(outcomes) => Ok(outcomes
                 .into_iter()

@@ -146,16 +146,16 @@ impl<'a> Answers<'a> {
         Ok(())
     }
 
-    /// Answers up to `n_lanes` prompts at a time; an answer is printed when it and all before it are complete.
+    /// Answers up to `n_seats` prompts at a time; an answer is printed when it and all before it are complete.
     fn together(
         &mut self,
         engine: &Engine<'_>,
         session: &mut Generator<'_>,
         setup: &Setup,
         prompts: &[Vec<Token>],
-        n_lanes: usize,
+        n_seats: usize,
     ) -> Result<(), Error> {
-        let outcomes = session.generate_batch(prompts, n_lanes, setup.params())?;
+        let outcomes = session.generate_batch(prompts, n_seats, setup.params())?;
         for (index, outcome) in outcomes.iter().enumerate() {
             self.print(engine, index, outcome)?;
             self.reports.push(outcome.report);

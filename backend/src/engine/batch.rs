@@ -1,13 +1,13 @@
 //! Several canvases in one forward.
 //!
-//! Each prompt has a decoder of its own, which knows nothing of the others, and a *lane*: a range of store slots and one of
-//! scratch slots. In every round the plans of all decoders are put together, their slots moved into the lanes, their
-//! streams side by side: no row of one prompt sees a slot of another. A lane whose prompt is done takes the next one.
+//! Each prompt has a decoder of its own, which knows nothing of the others, and a *seat*: a range of store slots and one of
+//! scratch slots. In every round the plans of all decoders are put together, their slots moved into the seats, their
+//! streams side by side: no row of one prompt sees a slot of another. A seat whose prompt is done takes the next one.
 //!
 //! ```text
-//!     lane 0   plan of prompt 3 ─┐                          ┌─► predictions ─► decoder of prompt 3
-//!     lane 1   plan of prompt 1 ─┼─► one plan ─► one forward┼─► predictions ─► decoder of prompt 1
-//!     lane 2   plan of prompt 4 ─┘                          └─► predictions ─► decoder of prompt 4
+//!     seat 0   plan of prompt 3 ─┐                          ┌─► predictions ─► decoder of prompt 3
+//!     seat 1   plan of prompt 1 ─┼─► one plan ─► one forward┼─► predictions ─► decoder of prompt 1
+//!     seat 2   plan of prompt 4 ─┘                          └─► predictions ─► decoder of prompt 4
 //! ```
 
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::decode::plan::{Predict, Row, RowPlan, Slot, Stream, Token};
 use crate::decode::{Decoder, Event, Params, Resolved};
 
 /// Most prompts of one forward: streams are numbered in 16 bits.
-pub const MAX_N_LANES: usize = 256;
+pub const MAX_N_SEATS: usize = 256;
 
 /// One prompt of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,25 +43,25 @@ pub struct BatchOutcome {
 }
 
 impl Session {
-    /// Generates after each of `prompts`, up to `n_lanes` of them in one forward, and returns what came of each, in their
+    /// Generates after each of `prompts`, up to `n_seats` of them in one forward, and returns what came of each, in their
     /// order. `on_event` gets the index of the prompt with every event. Each prompt gets the text that
     /// [`generate`](Self::generate) gives, as far as that does not hang on the last bit of a logit: like any change of the
     /// number of rows, company may change the order of sums.
     ///
     /// # Errors
     /// As [`generate`](Self::generate); lengths of all prompts are checked first. [`EngineError::SessionParam`] for a number
-    /// of lanes outside 1 to [`MAX_N_LANES`].
+    /// of seats outside 1 to [`MAX_N_SEATS`].
     pub fn generate_batch(
         &mut self,
         prompts: &[BatchPrompt<'_>],
-        n_lanes: usize,
+        n_seats: usize,
         params: &Params,
         on_event: &mut dyn FnMut(usize, &Event, &CanvasView<'_>) -> Control,
     ) -> Result<Vec<BatchOutcome>, EngineError> {
-        if !(1..=MAX_N_LANES).contains(&n_lanes) {
+        if !(1..=MAX_N_SEATS).contains(&n_seats) {
             return Err(EngineError::SessionParam {
-                name: "n_lanes",
-                value: n_lanes.to_string(),
+                name: "n_seats",
+                value: n_seats.to_string(),
                 expected: "1 to 256",
             });
         }
@@ -77,13 +77,13 @@ impl Session {
             n_store: most(&resolved, Resolved::n_store_slots),
             n_unseen: 0,
         };
-        let lanes = (0..n_lanes.min(prompts.len())).map(|_| None).collect();
+        let seats = (0..n_seats.min(prompts.len())).map(|_| None).collect();
         let mut batch = Batch {
             prompts,
             resolved: &resolved,
             stride,
             seed: self.params().sampling.seed,
-            lanes,
+            seats,
             next: 0,
             outcomes: vec![BatchOutcome::default(); prompts.len()],
         };
@@ -108,25 +108,25 @@ fn most(resolved: &[Resolved], slots: impl Fn(&Resolved) -> u32) -> u32 {
 struct Batch<'a> {
     prompts: &'a [BatchPrompt<'a>],
     resolved: &'a [Resolved],
-    /// Slots of a lane.
+    /// Slots of a seat.
     stride: Capacity,
     seed: u64,
-    lanes: Vec<Option<Lane>>,
-    /// The next prompt that gets a lane.
+    seats: Vec<Option<Seat>>,
+    /// The next prompt that gets a seat.
     next: usize,
     outcomes: Vec<BatchOutcome>,
 }
 
 /// A prompt under way.
-struct Lane {
+struct Seat {
     prompt: usize,
     decoder: Decoder,
     report: RunReport,
 }
 
-/// The part of a forward that belongs to one lane.
+/// The part of a forward that belongs to one seat.
 struct Part {
-    lane: usize,
+    seat: usize,
     n_rows: usize,
     /// Its predictions, rows counted in the whole forward, and its step.
     wanted: RowPlan,
@@ -145,7 +145,7 @@ impl Batch<'_> {
         let mut samplers = SamplerPool::new(sample_params, session.n_threads());
         let cancel = session.cancel_flag();
         loop {
-            self.fill_lanes()?;
+            self.fill_seats()?;
             let (plan, parts) = self.plan()?;
             if parts.is_empty() {
                 return Ok(());
@@ -157,21 +157,21 @@ impl Batch<'_> {
             let logits = session.forward(&plan)?;
             let elapsed = start.elapsed();
             for part in &parts {
-                let Some(lane) = &mut self.lanes[part.lane] else {
-                    unreachable!("a plan comes from a lane that is in use");
+                let Some(seat) = &mut self.seats[part.seat] else {
+                    unreachable!("a plan comes from a seat that is in use");
                 };
-                lane.report.dense += share(elapsed, part.n_rows, plan.rows.len());
+                seat.report.dense += share(elapsed, part.n_rows, plan.rows.len());
                 let start = Instant::now();
                 let predictions = samplers.predict(&part.wanted, &logits)?;
-                lane.report.sampling += start.elapsed();
-                let events = lane.decoder.absorb(&predictions)?.to_vec();
+                seat.report.sampling += start.elapsed();
+                let events = seat.decoder.absorb(&predictions)?.to_vec();
                 let canvas = CanvasView {
-                    tokens: lane.decoder.canvas(),
-                    stages: lane.decoder.stages(),
-                    n_prompt: lane.decoder.resolved().n_prompt,
+                    tokens: seat.decoder.canvas(),
+                    stages: seat.decoder.stages(),
+                    n_prompt: seat.decoder.resolved().n_prompt,
                 };
                 for event in &events {
-                    if on_event(lane.prompt, event, &canvas) == Control::Cancel {
+                    if on_event(seat.prompt, event, &canvas) == Control::Cancel {
                         return Err(EngineError::Cancelled);
                     }
                 }
@@ -179,16 +179,16 @@ impl Batch<'_> {
         }
     }
 
-    /// Takes what is done out of its lane, and puts the next prompts in.
-    fn fill_lanes(&mut self) -> Result<(), EngineError> {
-        for slot in &mut self.lanes {
-            if let Some(lane) = slot.take_if(|lane| lane.decoder.is_done()) {
-                self.outcomes[lane.prompt] = BatchOutcome {
-                    output: lane.decoder.output().to_vec(),
+    /// Takes what is done out of its seat, and puts the next prompts in.
+    fn fill_seats(&mut self) -> Result<(), EngineError> {
+        for slot in &mut self.seats {
+            if let Some(seat) = slot.take_if(|seat| seat.decoder.is_done()) {
+                self.outcomes[seat.prompt] = BatchOutcome {
+                    output: seat.decoder.output().to_vec(),
                     report: RunReport {
-                        counts: *lane.decoder.report(),
-                        total: lane.report.dense + lane.report.sampling,
-                        ..lane.report
+                        counts: *seat.decoder.report(),
+                        total: seat.report.dense + seat.report.sampling,
+                        ..seat.report
                     },
                 };
             }
@@ -196,7 +196,7 @@ impl Batch<'_> {
                 let prompt = self.next;
                 self.next += 1;
                 let tokens = self.prompts[prompt].tokens;
-                *slot = Some(Lane {
+                *slot = Some(Seat {
                     prompt,
                     decoder: Decoder::new(self.resolved[prompt], tokens, self.seed)?,
                     report: RunReport::default(),
@@ -206,20 +206,20 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Puts the plans of all lanes together.
+    /// Puts the plans of all seats together.
     fn plan(&mut self) -> Result<(RowPlan, Vec<Part>), EngineError> {
         let mut whole: Option<RowPlan> = None;
         let mut parts = Vec::new();
-        for (index, slot) in (0..).zip(&mut self.lanes) {
-            let Some(lane) = slot else { continue };
-            let Some(plan) = lane.decoder.next_plan()? else {
+        for (index, slot) in (0..).zip(&mut self.seats) {
+            let Some(seat) = slot else { continue };
+            let Some(plan) = seat.decoder.next_plan()? else {
                 continue;
             };
             let whole = whole.get_or_insert_with(|| empty_like(plan));
             let mut wanted = empty_like(plan);
             wanted.predict = append(whole, plan, Offset::of(self.stride, index));
             parts.push(Part {
-                lane: index as usize,
+                seat: index as usize,
                 n_rows: plan.rows.len(),
                 wanted,
             });
@@ -237,7 +237,7 @@ fn empty_like(plan: &RowPlan) -> RowPlan {
     }
 }
 
-/// First slots of a lane.
+/// First slots of a seat.
 #[derive(Clone, Copy, Debug)]
 struct Offset {
     store: u32,
@@ -245,10 +245,10 @@ struct Offset {
 }
 
 impl Offset {
-    const fn of(stride: Capacity, lane: u32) -> Self {
+    const fn of(stride: Capacity, seat: u32) -> Self {
         Self {
-            store: stride.n_store * lane,
-            scratch: stride.n_scratch * lane,
+            store: stride.n_store * seat,
+            scratch: stride.n_scratch * seat,
         }
     }
 }
@@ -256,7 +256,7 @@ impl Offset {
 /// Adds the rows of a plan to a whole; returns its predictions with the rows that they have there.
 fn append(whole: &mut RowPlan, plan: &RowPlan, offset: Offset) -> Vec<Predict> {
     let n_rows = u32::try_from(whole.rows.len()).expect("bounded by the check of the plan");
-    let n_streams = u16::try_from(whole.streams.len()).expect("few streams a lane");
+    let n_streams = u16::try_from(whole.streams.len()).expect("few streams a seat");
     let slot = |slot| match slot {
         Slot::Store(n) => Slot::Store(n + offset.store),
         Slot::Scratch(n) => Slot::Scratch(n + offset.scratch),

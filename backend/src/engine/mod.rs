@@ -35,7 +35,7 @@ mod slot;
 mod target;
 mod thread;
 
-pub use batch::{BatchOutcome, BatchPrompt, MAX_N_LANES};
+pub use batch::{BatchOutcome, BatchPrompt, MAX_N_SEATS};
 pub use cost::option_value;
 pub use error::{EngineError, PlanError};
 pub use forward::{Delay, Logits, Path};
