@@ -2,7 +2,8 @@
 //!
 //! Each prompt has a decoder of its own, which knows nothing of the others, and a *seat*: a range of store slots and one of
 //! scratch slots. In every round the plans of all decoders are put together, their slots moved into the seats, their
-//! streams side by side: no row of one prompt sees a slot of another. A seat whose prompt is done takes the next one.
+//! streams side by side: no row of one prompt sees a slot of another. Rows of a revision path ride along. A seat whose prompt
+//! is done takes the next one.
 //!
 //! ```text
 //!     seat 0   plan of prompt 3 ─┐                          ┌─► predictions ─► decoder of prompt 3
@@ -19,7 +20,7 @@ use super::sample::SampleParams;
 use super::session::{CanvasView, Control, SamplerPool, Session};
 use super::slot::Capacity;
 use crate::decode::plan::{Predict, Row, RowPlan, Slot, Stream, Token};
-use crate::decode::{Decoder, Event, Params, Resolved};
+use crate::decode::{Decoder, Event, ModeParams, Params, Resolved};
 
 /// Most prompts of one forward: streams are numbered in 16 bits.
 pub const MAX_N_SEATS: usize = 256;
@@ -65,13 +66,18 @@ impl Session {
                 expected: "1 to 256",
             });
         }
-        let resolved = prompts
+        let mut resolved = prompts
             .iter()
             .map(|prompt| {
                 let n_prompt = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
                 self.check(n_prompt, prompt.n_gen, params)
             })
             .collect::<Result<Vec<_>, EngineError>>()?;
+        for resolved in &mut resolved {
+            if let ModeParams::Full(params) = &mut resolved.mode {
+                self.set_up(params, resolved.mask)?;
+            }
+        }
         let stride = Capacity {
             n_scratch: most(&resolved, Resolved::n_scratch_slots),
             n_store: most(&resolved, Resolved::n_store_slots),
