@@ -255,7 +255,11 @@ impl Session {
 
 impl Session {
     /// Puts a measured cost table in, and gives revision the path that it is to have.
-    pub(super) fn set_up(&mut self, params: &mut FullParams, mask: Token) -> Result<(), EngineError> {
+    pub(super) fn set_up(
+        &mut self,
+        params: &mut FullParams,
+        mask: Token,
+    ) -> Result<(), EngineError> {
         if params.cost == CostSource::Measured {
             let table = match self.measured {
                 Some(table) => table,
