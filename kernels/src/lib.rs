@@ -6,13 +6,14 @@
 //! * [`WeightType`], [`WeightRows`], [`F32Rows`] — what the operands are: strided rows of bytes, nothing assumed about
 //!   alignment, every extent checked when a view is made.
 //! * [`tile`] — weight matrices, K and V in the tile formats of the Hexagon matrix unit, packed from ggml's rows and back.
-//! * [`op`] — the safe entries: [`op::mul_mat::MulMat`], [`op::gemm::Gemm`] over tiles, [`op::attention::Attention`] and
-//!   the row conversions of [`op::convert`].
+//! * [`op`] — the safe entries: [`op::mul_mat::MulMat`], [`op::gemm::Gemm`] over tiles, [`op::attention::Attention`],
+//!   the row conversions of [`op::convert`], and a module for each operation on rows.
 //! * [`registry`] — the one list of implementations per operation, best first. Dispatch, tests and benches read it.
 //! * `reference` — scalar, obvious, never tuned: the contract as code.
 //! * `generic` — safe Rust the compiler can vectorise, for every target.
 //! * `x86_64` — AVX2 and AVX-512. A CPU feature is a value there; having it is the proof that its code may run.
 //! * `flash` — the algorithm shared by the tuned families of attention.
+//! * `vector` — the row operations (norms, rope, softmax, gates, …), one algorithm compiled per instruction set.
 //! * `panel` — the algorithm shared by the tuned families: x rows are packed so that the lanes of a vector are rows of
 //!   x, and weights, read once, are broadcast against them.
 //!
@@ -45,6 +46,7 @@ mod reference;
 pub mod registry;
 mod rows;
 pub mod tile;
+mod vector;
 mod weight_type;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

@@ -104,11 +104,15 @@ impl NpuBackend {
             // Operands that overlap, say: the host knows what it means by them.
             return self.run_delegated(graph, node..node + 1, u64::MAX);
         };
-        self.accelerator
-            .run(Task { spec, dst, srcs })
-            .map_err(|source| ComputeError::Device { node, source })?;
-        self.counts.add(graph.node(node), By::Native);
-        Ok(())
+        match self.accelerator.run(Task { spec, dst, srcs }) {
+            Ok(()) => {
+                self.counts.add(graph.node(node), By::Native);
+                Ok(())
+            }
+            // Data that lies where kernels do not take it.
+            Err(DeviceError::Operands(_)) => self.run_delegated(graph, node..node + 1, u64::MAX),
+            Err(source) => Err(ComputeError::Device { node, source }),
+        }
     }
 
     fn run_delegated(

@@ -14,7 +14,7 @@ mod op;
 
 pub use flash_attn::{FlashAttn, FlashAttnParams, FlashAttnShape};
 pub use mul_mat::{MulMat, MulMatShape, Operand};
-pub use op::{BinaryOp, GluOp, Layout, Op, Source, Spec, Task, UnaryOp};
+pub use op::{Layout, Op, Source, Spec, Task};
 
 use llada_npu_ffi::ggml::Type;
 use llada_npu_kernels::WeightType;
@@ -34,7 +34,8 @@ pub trait Accelerator: std::fmt::Debug + Send {
     ///
     /// # Errors
     ///
-    /// When the operands are not those of the operation, or the device failed.
+    /// When the operands are not those of the operation ([`DeviceError::Operands`]: nothing is written then, and another
+    /// may compute it), or the device failed.
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError>;
 
     /// Uses `n_threads` threads of the host from now on, the caller's among them; 0 is taken as 1.
@@ -68,6 +69,12 @@ pub enum OperandError {
         src: usize,
         /// The type.
         type_: Type,
+    },
+    /// Numbers lie where the type does not allow it.
+    #[error("src{src} is not aligned for its type")]
+    Alignment {
+        /// Number of the operand.
+        src: usize,
     },
     /// The operand's shape does not fit the others.
     #[error("src{src}: another shape than the operation takes")]
@@ -139,6 +146,14 @@ pub enum DeviceError {
     /// The operands are not those of the operation.
     #[error("operands: {0}")]
     Operands(#[from] OperandError),
+    /// An index points to no row.
+    #[error("index {index} of {n_rows} rows")]
+    Index {
+        /// The index.
+        index: i64,
+        /// Rows there are.
+        n_rows: usize,
+    },
     /// No memory for packed operands.
     #[error("no memory for {size_bytes} bytes of packed activations")]
     OutOfMemory {

@@ -4,9 +4,13 @@
 //! ([`Layout`]). [`Task`] adds the data. Shapes and strides are ggml's: fastest dimension first, strides in bytes.
 
 use llada_npu_ffi::ggml::Type;
-pub use llada_npu_ffi::ggml::op::{BinaryOp, GluOp, UnaryOp};
 use llada_npu_ffi::ggml::plugin::view::MAX_OPERANDS;
 pub use llada_npu_ffi::ggml::plugin::view::Source;
+
+use llada_npu_kernels::op::binary::BinaryOp;
+use llada_npu_kernels::op::glu::GluOp;
+use llada_npu_kernels::op::rope::RopeParams;
+use llada_npu_kernels::op::unary::UnaryOp;
 
 use super::{FlashAttnParams, OperandError};
 
@@ -18,6 +22,50 @@ pub enum Op {
     MulMat,
     /// Attention of `src0` over the keys `src1` and the values `src2`, with the mask `src3` if it is there.
     FlashAttnExt(FlashAttnParams),
+    /// An operation by element on `src0` and `src1`, which repeats to the shape of `src0`.
+    Binary(BinaryOp),
+    /// Copy of `src0` into the result, whose type and shape are its own; elements in order.
+    Cpy,
+    /// Rows of `src0` `[n, rows, …]` at the i32 indices `src1` `[n_ids, …]`, as f32.
+    GetRows,
+    /// A gated linear unit of the rows of `src0` and `src1`, or of the halves of those of `src0`.
+    Glu {
+        /// Which one.
+        op: GluOp,
+        /// Whether the gate is the second half.
+        swapped: bool,
+    },
+    /// Normalisation of rows to mean 0 and variance 1.
+    Norm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// Normalisation of rows by their root mean square.
+    RmsNorm {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Rotary embedding of `src0` `[n, heads, positions, …]` at the i32 positions `src1`, frequencies divided by `src2`
+    /// if it is there.
+    Rope(RopeParams),
+    /// `src0 * scale + bias`.
+    Scale {
+        /// Factor.
+        scale: f32,
+        /// Summand.
+        bias: f32,
+    },
+    /// Writes the rows of `src0` at the i32 or i64 indices `src1` of the result, which `src2` shows before.
+    SetRows,
+    /// Softmax of the rows of `src0`, the mask `src1` and one sink per head in `src2` if they are there.
+    SoftMax {
+        /// Factor of `src0`.
+        scale: f32,
+        /// `ALiBi`: steepest slope of the mask is 2 to minus 8 times this share; 0 is none.
+        max_bias: f32,
+    },
+    /// A function of every element.
+    Unary(UnaryOp),
 }
 
 /// Type, shape and strides of a tensor in plain memory.
@@ -52,6 +100,24 @@ impl Layout {
                 return false;
             }
             expected = expected.saturating_mul(ne);
+        }
+        true
+    }
+
+    /// Tells whether no two rows of `row_size` bytes overlap, whatever the order of the dimensions in memory.
+    #[must_use]
+    pub fn has_disjoint_rows(&self, row_size: usize) -> bool {
+        let mut dims = [1, 2, 3];
+        dims.sort_unstable_by_key(|&dim| self.nb[dim]);
+        let mut span = row_size;
+        for dim in dims.into_iter().filter(|&dim| self.ne[dim] > 1) {
+            if self.nb[dim] < span {
+                return false;
+            }
+            let Some(larger) = (self.ne[dim] - 1).checked_mul(self.nb[dim]) else {
+                return false;
+            };
+            span = larger.saturating_add(span);
         }
         true
     }
@@ -134,5 +200,19 @@ mod tests {
         assert_eq!(layout.nb, [2, 6, 12, 60]);
         assert!(layout.is_contiguous(2));
         assert_eq!((layout.n_elements(), layout.n_rows()), (Some(30), 10));
+    }
+
+    #[test]
+    fn rows_that_overlap_are_found_in_any_order_of_dimensions() {
+        let disjoint = |ne, nb, row_size| {
+            let type_ = Type::F32;
+            Layout { type_, ne, nb }.has_disjoint_rows(row_size)
+        };
+        assert!(disjoint([2, 3, 4, 5], [4, 8, 24, 96], 8));
+        assert!(disjoint([2, 3, 4, 5], [4, 160, 8, 32], 8));
+        assert!(!disjoint([2, 3, 4, 5], [4, 8, 16, 96], 8));
+        assert!(!disjoint([2, 3, 1, 1], [4, 4, 0, 0], 8));
+        assert!(!disjoint([2, 3, 1, 1], [4, 0, 0, 0], 8));
+        assert!(disjoint([2, 1, 1, 1], [4, 0, 0, 0], 8));
     }
 }

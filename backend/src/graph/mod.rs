@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod params;
 mod segment;
 
 pub use segment::{Segment, Work, cut, n_threads_for};
@@ -13,6 +14,7 @@ use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
 
 use crate::device::{FlashAttnParams, Layout, Op, Spec};
+use params::{binary_op, float, glu_op, rope_params, unary_op};
 
 /// Says what a node is, given which operations are computed by us.
 #[must_use]
@@ -37,6 +39,30 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
         // The first parameter is a wish for precision, which we meet; others change what is computed or how.
         op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
         op::Op::FlashAttnExt => Op::FlashAttnExt(flash_attn(params)?),
+        op::Op::Binary(op) => Op::Binary(binary_op(op)),
+        op::Op::Cpy => Op::Cpy,
+        op::Op::GetRows => Op::GetRows,
+        op::Op::Glu => Op::Glu {
+            op: glu_op(codes.glu(params[0])?, float(params[2]), float(params[3]))?,
+            swapped: params[1] != 0,
+        },
+        op::Op::Norm => Op::Norm {
+            eps: float(params[0]),
+        },
+        op::Op::RmsNorm => Op::RmsNorm {
+            eps: float(params[0]),
+        },
+        op::Op::Rope => Op::Rope(rope_params(params)?),
+        op::Op::Scale => Op::Scale {
+            scale: float(params[0]),
+            bias: float(params[1]),
+        },
+        op::Op::SetRows => Op::SetRows,
+        op::Op::SoftMax => Op::SoftMax {
+            scale: float(params[0]),
+            max_bias: float(params[1]),
+        },
+        op::Op::Unary => Op::Unary(unary_op(codes.unary(params[0])?)?),
         _ => return None,
     };
     let mut srcs = [None; _];

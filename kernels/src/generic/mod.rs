@@ -6,6 +6,7 @@ pub(crate) mod attention;
 pub(crate) mod float;
 pub(crate) mod gemm;
 pub(crate) mod quant;
+pub(crate) mod row;
 
 /// Rows of x in a group of this family.
 const LANES: usize = 8;

@@ -3,12 +3,26 @@
 //! One file per operation.
 
 mod attention;
+mod binary;
+mod copy;
 mod gemm;
+mod glu;
 mod mul_mat;
+mod norm;
+mod rope;
+mod soft_max;
+mod unary;
 
 pub use attention::attention;
+pub use binary::binary;
+pub use copy::copy;
 pub use gemm::gemm;
+pub use glu::glu;
 pub use mul_mat::mul_mat;
+pub use norm::norm;
+pub use rope::rope;
+pub use soft_max::soft_max;
+pub use unary::unary;
 
 use crate::WeightType;
 use crate::tile::TileType;
@@ -50,8 +64,54 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     let gemm = TileType::ALL
         .into_iter()
         .flat_map(|ty| list_names(gemm(ty)));
-    mul_mat.chain(gemm).chain(list_names(attention()))
+    mul_mat
+        .chain(gemm)
+        .chain(list_names(attention()))
+        .chain(list_names(binary()))
+        .chain(list_names(copy()))
+        .chain(list_names(glu()))
+        .chain(list_names(norm()))
+        .chain(list_names(rope()))
+        .chain(list_names(soft_max()))
+        .chain(list_names(unary()))
 }
+
+/// The list of an operation on rows: one algorithm for every instruction set, and the reference.
+macro_rules! row_kernels {
+    ($op:literal, $kernel:ident) => {{
+        static KERNELS: &[Kernel<$kernel>] = &[
+            #[cfg(target_arch = "x86_64")]
+            Kernel {
+                name: concat!("x86_64-", $op, "-avx512f"),
+                select: || {
+                    let isa = crate::x86_64::row::Avx512::detect()?;
+                    Some($kernel(Box::new(crate::vector::Vectored(isa))))
+                },
+            },
+            #[cfg(target_arch = "x86_64")]
+            Kernel {
+                name: concat!("x86_64-", $op, "-avx2fma"),
+                select: || {
+                    let isa = crate::x86_64::row::Avx2::detect()?;
+                    Some($kernel(Box::new(crate::vector::Vectored(isa))))
+                },
+            },
+            Kernel {
+                name: concat!("generic-", $op),
+                select: || {
+                    let isa = crate::generic::row::Baseline;
+                    Some($kernel(Box::new(crate::vector::Vectored(isa))))
+                },
+            },
+            Kernel {
+                name: concat!("reference-", $op),
+                select: || Some($kernel(Box::new(crate::reference::Reference))),
+            },
+        ];
+        KERNELS
+    }};
+}
+use row_kernels;
 
 fn list_names<F>(kernels: &'static [Kernel<F>]) -> impl Iterator<Item = &'static str> {
     kernels.iter().map(|kernel| kernel.name)

@@ -38,6 +38,13 @@ pub(super) fn load_f32x16(p: &[f32; 16]) -> __m512 {
 }
 
 #[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn store_128(p: &mut [u8; 16], v: __m128i) {
+    // SAFETY: the reference is to 16 writable bytes, and the instruction takes any alignment.
+    unsafe { _mm_storeu_si128(p.as_mut_ptr().cast(), v) }
+}
+
+#[inline]
 #[target_feature(enable = "avx")]
 pub(super) fn store_256(p: &mut [u8; 32], v: __m256i) {
     // SAFETY: the reference is to 32 writable bytes, and the instruction takes any alignment.

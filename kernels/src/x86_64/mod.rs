@@ -6,3 +6,4 @@
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod mem;
+pub(crate) mod row;

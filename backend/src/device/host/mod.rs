@@ -3,15 +3,18 @@
 //! Kernels are chosen once, when the device is made. `LLADA_NPU_KERNEL` names others to use.
 
 mod attention;
+mod copy;
 mod disjoint;
+mod kernels;
 mod mul_mat;
 pub mod pool;
+mod rope;
+mod row_op;
+mod rows;
 #[cfg(test)]
 mod tests;
 
-use llada_npu_kernels::op::attention::Attention;
-use llada_npu_kernels::op::mul_mat::MulMat as Kernel;
-use llada_npu_kernels::{WeightType, registry};
+use llada_npu_kernels::WeightType;
 
 use crate::device::{
     Accelerator, DeviceError, FlashAttn, FlashAttnShape, MulMat, MulMatShape, Op, OperandError,
@@ -19,21 +22,19 @@ use crate::device::{
 };
 use crate::knobs::LLADA_NPU_KERNEL;
 use attention::Partials;
+use kernels::Kernels;
 use mul_mat::{Scratch, index};
 use pool::Pool;
-
-/// A kernel and its name.
-type Chosen<F> = (&'static str, F);
+use rope::Angles;
 
 /// Owning: the host's CPU as a device, with threads of its own.
 #[derive(Debug)]
 pub struct Host {
     pool: Pool,
-    /// In the order of [`WeightType::ALL`].
-    kernels: [Chosen<Kernel>; 4],
-    attention: Chosen<Attention>,
+    kernels: Kernels,
     scratch: Scratch,
     partials: Partials,
+    angles: Angles,
 }
 
 impl Host {
@@ -52,31 +53,37 @@ impl Host {
     ///
     /// When a kernel does not exist or needs another CPU, or no thread can be started.
     pub fn with_kernels(n_threads: usize, names: &[String]) -> Result<Self, DeviceError> {
-        let kernels = choose(names)?;
-        let attention = choose_from(registry::attention(), names)?;
-        for (name, kernel) in &kernels {
+        let kernels = Kernels::choose(names)?;
+        for (name, kernel) in &kernels.mul_mat {
             log::debug!("mul_mat {}: {name}", kernel.ty().name());
+        }
+        for name in kernels.row_names() {
+            log::debug!("rows: {name}");
         }
         Ok(Self {
             pool: Pool::new(n_threads)?,
             kernels,
-            attention,
             scratch: Scratch::default(),
             partials: Partials::default(),
+            angles: Angles::default(),
         })
     }
 
     /// Computes a product.
     fn mul_mat(&mut self, op: MulMat<'_>) -> Result<(), DeviceError> {
-        let (_, kernel) = &self.kernels[index(op.ty)];
+        let (_, kernel) = &self.kernels.mul_mat[index(op.ty)];
         mul_mat::run(&mut self.pool, kernel, &mut self.scratch, op)
     }
 
-    /// Returns the name of the kernel for each weight type.
+    /// Returns the name of the kernel for products with each weight type.
     pub fn kernel_names(&self) -> impl Iterator<Item = (WeightType, &'static str)> {
-        self.kernels
-            .iter()
-            .map(|(name, kernel)| (kernel.ty(), *name))
+        let kernels = self.kernels.mul_mat.iter();
+        kernels.map(|(name, kernel)| (kernel.ty(), *name))
+    }
+
+    /// Returns the names of the kernels of all other operations.
+    pub fn row_kernel_names(&self) -> impl Iterator<Item = &'static str> {
+        self.kernels.row_names().into_iter()
     }
 }
 
@@ -87,47 +94,20 @@ pub fn supports(spec: &Spec) -> bool {
 }
 
 fn check(spec: &Spec) -> Result<(), OperandError> {
-    match spec.op {
+    match &spec.op {
         Op::MulMat => MulMatShape::of(spec)?.check(),
-        Op::FlashAttnExt(params) => FlashAttnShape::of(spec, params).map(|_| ()),
+        Op::FlashAttnExt(params) => FlashAttnShape::of(spec, *params).map(|_| ()),
+        Op::Binary(_) => row_op::check_binary(spec),
+        Op::Cpy => copy::check_cpy(spec),
+        Op::GetRows => copy::check_get_rows(spec),
+        Op::Glu { .. } => row_op::check_glu(spec),
+        Op::Norm { .. } | Op::RmsNorm { .. } | Op::Scale { .. } | Op::Unary(_) => {
+            row_op::check_map(spec)
+        }
+        Op::Rope(params) => rope::check(spec, params),
+        Op::SetRows => copy::check_set_rows(spec),
+        Op::SoftMax { .. } => row_op::check_soft_max(spec),
     }
-}
-
-/// Returns the named kernels, and the best ones for types none is named for.
-fn choose(names: &[String]) -> Result<[Chosen<Kernel>; 4], DeviceError> {
-    if let Some(name) = names
-        .iter()
-        .find(|name| !registry::names().any(|known| known == **name))
-    {
-        return Err(DeviceError::UnknownKernel {
-            name: name.clone(),
-            known: registry::names().collect(),
-        });
-    }
-    let [f32, f16, q8_0, q4_0] =
-        WeightType::ALL.map(|ty| choose_from(registry::mul_mat(ty), names));
-    Ok([f32?, f16?, q8_0?, q4_0?])
-}
-
-/// Returns the kernel of a list that is named last, or the best one if none is named.
-fn choose_from<F>(
-    list: &'static [registry::Kernel<F>],
-    names: &[String],
-) -> Result<Chosen<F>, DeviceError> {
-    let mut named = names
-        .iter()
-        .rev()
-        .filter_map(|name| list.iter().find(|k| k.name == name));
-    let Some(kernel) = named.next() else {
-        return Ok(registry::best(list));
-    };
-    let name = kernel.name;
-    kernel
-        .select()
-        .map(|selected| (name, selected))
-        .ok_or_else(|| DeviceError::KernelUnavailable {
-            name: name.to_owned(),
-        })
 }
 
 impl Accelerator for Host {
@@ -140,12 +120,32 @@ impl Accelerator for Host {
     }
 
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
+        check(&task.spec)?;
+        let (pool, kernels) = (&mut self.pool, &self.kernels);
         match task.spec.op {
             Op::MulMat => self.mul_mat(MulMat::new(task)?),
             Op::FlashAttnExt(params) => {
-                let (_, kernel) = &self.attention;
                 let op = FlashAttn::new(task, params)?;
-                attention::run(&mut self.pool, kernel, &mut self.partials, op)
+                attention::run(pool, &kernels.attention.1, &mut self.partials, op)
+            }
+            Op::Binary(op) => row_op::binary(pool, &kernels.binary.1, op, task),
+            Op::Cpy => copy::cpy(pool, &kernels.copy.1, task),
+            Op::GetRows => copy::get_rows(pool, &kernels.copy.1, task),
+            Op::Glu { op, swapped } => row_op::glu(pool, &kernels.glu.1, op, swapped, task),
+            Op::Norm { eps } => row_op::map(pool, task, |x, out| kernels.norm.1.norm(x, eps, out)),
+            Op::RmsNorm { eps } => {
+                row_op::map(pool, task, |x, out| kernels.norm.1.rms_norm(x, eps, out))
+            }
+            Op::Rope(params) => rope::run(pool, &kernels.rope.1, &mut self.angles, &params, task),
+            Op::Scale { scale, bias } => row_op::map_elements(pool, task, |x, out| {
+                kernels.unary.1.scale(scale, bias, x, out);
+            }),
+            Op::SetRows => copy::set_rows(pool, &kernels.copy.1, task),
+            Op::SoftMax { scale, max_bias } => {
+                row_op::soft_max(pool, &kernels.soft_max.1, scale, max_bias, task)
+            }
+            Op::Unary(op) => {
+                row_op::map_elements(pool, task, |x, out| kernels.unary.1.unary(op, x, out))
             }
         }
     }

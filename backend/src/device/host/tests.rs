@@ -1,11 +1,10 @@
 //! Products of the host device against sums computed here element by element, in f64.
 
-use llada_npu_kernels::WeightType;
+use llada_npu_ffi::ggml::Type;
 use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row, quantize_row_q8_0};
+use llada_npu_kernels::registry;
 
 use super::*;
-use llada_npu_ffi::ggml::Type;
-
 use crate::device::{Layout, Operand, OperandError};
 
 /// Operands with strides of their own.

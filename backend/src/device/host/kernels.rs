@@ -1,0 +1,99 @@
+//! Which kernel computes what: the best that the CPU can run, or one that is named.
+
+use llada_npu_kernels::op::attention::Attention;
+use llada_npu_kernels::op::binary::Binary;
+use llada_npu_kernels::op::copy::CopyRow;
+use llada_npu_kernels::op::glu::Glu;
+use llada_npu_kernels::op::mul_mat::MulMat;
+use llada_npu_kernels::op::norm::Norm;
+use llada_npu_kernels::op::rope::Rope;
+use llada_npu_kernels::op::soft_max::SoftMax;
+use llada_npu_kernels::op::unary::Unary;
+use llada_npu_kernels::{WeightType, registry};
+
+use crate::device::DeviceError;
+
+/// A kernel and its name.
+pub(super) type Chosen<F> = (&'static str, F);
+
+/// Owning: one kernel for each operation.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    /// In the order of [`WeightType::ALL`].
+    pub(super) mul_mat: Vec<Chosen<MulMat>>,
+    pub(super) attention: Chosen<Attention>,
+    pub(super) binary: Chosen<Binary>,
+    pub(super) copy: Chosen<CopyRow>,
+    pub(super) glu: Chosen<Glu>,
+    pub(super) norm: Chosen<Norm>,
+    pub(super) rope: Chosen<Rope>,
+    pub(super) soft_max: Chosen<SoftMax>,
+    pub(super) unary: Chosen<Unary>,
+}
+
+impl Kernels {
+    /// Takes the named kernels, and the best ones for operations none is named for.
+    ///
+    /// # Errors
+    ///
+    /// When a kernel does not exist or needs another CPU.
+    pub(super) fn choose(names: &[String]) -> Result<Self, DeviceError> {
+        let known = |name: &&String| registry::names().any(|known| known == **name);
+        if let Some(name) = names.iter().find(|name| !known(name)) {
+            return Err(DeviceError::UnknownKernel {
+                name: name.clone(),
+                known: registry::names().collect(),
+            });
+        }
+        let mul_mat = |ty| choose(registry::mul_mat(ty), names);
+        Ok(Self {
+            mul_mat: WeightType::ALL
+                .into_iter()
+                .map(mul_mat)
+                .collect::<Result<_, _>>()?,
+            attention: choose(registry::attention(), names)?,
+            binary: choose(registry::binary(), names)?,
+            copy: choose(registry::copy(), names)?,
+            glu: choose(registry::glu(), names)?,
+            norm: choose(registry::norm(), names)?,
+            rope: choose(registry::rope(), names)?,
+            soft_max: choose(registry::soft_max(), names)?,
+            unary: choose(registry::unary(), names)?,
+        })
+    }
+
+    /// Returns the names of those that are not for products.
+    pub(super) fn row_names(&self) -> [&'static str; 8] {
+        [
+            self.attention.0,
+            self.binary.0,
+            self.copy.0,
+            self.glu.0,
+            self.norm.0,
+            self.rope.0,
+            self.soft_max.0,
+            self.unary.0,
+        ]
+    }
+}
+
+/// Returns the kernel of a list that is named last, or the best one if none is named.
+fn choose<F>(
+    list: &'static [registry::Kernel<F>],
+    names: &[String],
+) -> Result<Chosen<F>, DeviceError> {
+    let mut named = names
+        .iter()
+        .rev()
+        .filter_map(|name| list.iter().find(|k| k.name == name));
+    let Some(kernel) = named.next() else {
+        return Ok(registry::best(list));
+    };
+    let name = kernel.name;
+    kernel
+        .select()
+        .map(|selected| (name, selected))
+        .ok_or_else(|| DeviceError::KernelUnavailable {
+            name: name.to_owned(),
+        })
+}
