@@ -10,6 +10,7 @@ pub mod gemm;
 pub mod glu;
 pub mod mul_mat;
 pub mod norm;
+pub mod probe;
 pub mod rope;
 pub mod soft_max;
 pub mod unary;

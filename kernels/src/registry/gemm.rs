@@ -6,7 +6,7 @@ use crate::op::gemm::{Gemm, Implementation};
 use crate::reference::gemm::Reference;
 use crate::tile::TileType;
 #[cfg(target_arch = "x86_64")]
-use crate::x86_64::avx512::gemm as avx512;
+use crate::x86_64::{avx2::gemm as avx2, avx512::gemm as avx512};
 
 /// Returns the kernels of [`crate::op::gemm`] for weights of a type: best first, the reference last.
 pub fn gemm(ty: TileType) -> &'static [Kernel<Gemm>] {
@@ -51,31 +51,43 @@ gemm!(
     GEMM_F16, F16, "tile_f16",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_f16-avx512f": avx512::F16::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_f16-avx2fma": avx2::F16::detect(),
 );
 gemm!(
     GEMM_Q4_0, Q4_0, "tile_q4_0q8_0",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_0q8_0-avx512vnni": avx512::Q4_0::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_q4_0q8_0-avx2fma": avx2::Q4_0::detect(),
 );
 gemm!(
     GEMM_Q4_1, Q4_1, "tile_q4_1q8_0",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_1q8_0-avx512vnni": avx512::Q4_1::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_q4_1q8_0-avx2fma": avx2::Q4_1::detect(),
 );
 gemm!(
     GEMM_Q8_0, Q8_0, "tile_q8_0q8_0",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q8_0q8_0-avx512vnni": avx512::Q8_0::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_q8_0q8_0-avx2fma": avx2::Q8_0::detect(),
 );
 gemm!(
     GEMM_Q4_K, Q4K, "tile_q4_Kq8_0",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_Kq8_0-avx512vnni": avx512::Q4K::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_q4_Kq8_0-avx2fma": avx2::Q4K::detect(),
 );
 gemm!(
     GEMM_Q6_K, Q6K, "tile_q6_Kq8_0",
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q6_Kq8_0-avx512vnni": avx512::Q6K::detect(),
+    #[cfg(target_arch = "x86_64")]
+    "x86_64-tile_q6_Kq8_0-avx2fma": avx2::Q6K::detect(),
 );
 
 #[cfg(test)]

@@ -5,5 +5,6 @@
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+mod block;
 mod mem;
 pub(crate) mod row;

@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 mod exp;
 pub(crate) mod float;
+pub(crate) mod gemm;
 pub(crate) mod quant;
 
 use std::arch::x86_64::*;

@@ -258,7 +258,7 @@ fn row_block(block: &[u8; ROW_BLOCK]) -> (f32, __m256i, __m256i) {
 /// Returns scale, start values per four bytes, and bytes of 32 floats quantised as the contract says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantize_block<const OFFSET: i16>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
+pub(super) fn quantize_block<const OFFSET: i16>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
     let parts = x.as_chunks::<LINE>().0;
     let mut v = [_mm256_setzero_ps(); 4];
     // Magnitudes compare as integers do, with NaN above infinity.

@@ -2,30 +2,31 @@
 //!
 //! The instruction multiplies unsigned with signed bytes and adds four products to a 32-bit lane. Lane `n` of a decoded
 //! tile has four elements of row `n` as unsigned bytes: 8, 32 or 128 above their values where the type is signed. Sums
-//! then start at `-offset * sum of x`, which is packed with x: exact, in 32-bit integers.
+//! then start at `-offset * sum of x`, which is packed with x ([`crate::x86_64::block`]): exact, in 32-bit integers.
 //!
 //! A tile is 16 such vectors: for each of 8 groups of four elements, rows 0..16 and 16..32. They stay in registers while
 //! rows of x pass by; a row costs 16 dots, and per scale a conversion, a product and a sum for each half of the strip.
-//!
-//! A packed block of x is 32 bytes, the f32 scale (rounded through f16), and a start value per scale of weights. Types with
-//! a minimum have `d * sum of x` in the place of the start value.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::F32Rows;
-use crate::block::{QK, exact};
+use crate::block::QK;
 use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx512::LINE;
 use crate::x86_64::avx512::quant::quantize_block;
+use crate::x86_64::block::{NATURAL, NIBBLES, each_block, finish, shuffle};
 use crate::x86_64::mem::*;
 
 /// Four-byte words of a block.
 const WORDS: usize = QK / 4;
 
-/// Units packed at a time for one row of x.
-const PREPARE_UNITS: usize = 8;
+/// How far ahead of its use a tile is fetched, in bytes: the processor's own prefetching ends at every page.
+const AHEAD: usize = 4096;
+
+const FEW: i32 = _MM_HINT_T1;
+const MANY: i32 = _MM_HINT_T0;
 
 /// The CPU has what every function here is compiled with: `avx512f`, `avx512bw`, `avx512vl`, `avx512vnni`, `avx512vbmi`
 /// and `f16c`.
@@ -79,14 +80,45 @@ macro_rules! kernel {
 
             fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-                fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                fn few<const R: usize>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]; R]) {
+                    let mut sums = [[_mm512_setzero_ps(); 2]; R];
+                    let units = group.as_chunks::<$block>().0.as_chunks::<R>().0;
+                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
+                        fetch::<FEW>(tile);
+                        let (w, (d, m)) = ($words(tile), $scales(tile));
+                        for r in 0..R {
+                            sums[r] = add::<$block, $parts, $min>(&w, &d, &m, &x[r], sums[r]);
+                        }
+                    }
+                    for (sums, out) in sums.into_iter().zip(out) {
+                        store(out, sums);
+                    }
+                }
+
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+                fn many(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     out.fill([0.0; TILE]);
-                    let (mut units, unit) = (group, out.len() * $block);
-                    for tile in tiles.as_chunks::<$tile>().0 {
-                        let (x, rest) = units.split_at(unit);
-                        units = rest;
-                        let (d, m) = $scales(tile);
-                        multiply::<$block, $parts, $min>(&$words(tile), &d, &m, x, out);
+                    let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
+                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
+                        fetch::<MANY>(tile);
+                        let (w, (d, m)) = ($words(tile), $scales(tile));
+                        for (x, out) in x.iter().zip(&mut *out) {
+                            store(
+                                out,
+                                add::<$block, $parts, $min>(&w, &d, &m, x, load_sums(out)),
+                            );
+                        }
+                    }
+                }
+
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+                fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                    match out.len() {
+                        1 => few::<1>(tiles, group, out.first_chunk_mut().expect("one row")),
+                        2 => few::<2>(tiles, group, out.first_chunk_mut().expect("two rows")),
+                        3 => few::<3>(tiles, group, out.first_chunk_mut().expect("three rows")),
+                        4 => few::<4>(tiles, group, out.first_chunk_mut().expect("four rows")),
+                        _ => many(tiles, group, out),
                     }
                 }
                 // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
@@ -141,13 +173,6 @@ kernel!(
     six_bits,
     scales_of_halves
 );
-
-/// Order of x within eight elements that goes with tiles in natural order.
-const NATURAL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-/// Order of x within eight elements that goes with nibbles: the low ones of four bytes are even elements, the high ones
-/// odd.
-const NIBBLES: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// Returns 64 bytes of a tile.
 #[inline]
@@ -286,47 +311,68 @@ fn scales_of_halves(tile: &[u8; 896]) -> ([[__m512; 2]; 2], [__m512; 2]) {
     )
 }
 
-/// Adds the products of a tile with one unit of x.
+/// Asks for the tile some way ahead.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn multiply<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
-    w: &Words,
-    d: &[[__m512; 2]; PARTS],
-    m: &[__m512; 2],
-    x: &[u8],
-    out: &mut [[f32; TILE]],
-) {
-    let w = *w;
-    for (x, sums) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
-        let word =
-            |i: usize| i32::from_ne_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
-        let float = |i: usize| _mm512_set1_ps(f32::from_bits(word(i).cast_unsigned()));
-        let (halves, _) = sums.as_chunks_mut::<16>();
-        let mut sums = [load_f32x16(&halves[0]), load_f32x16(&halves[1])];
-        for part in 0..PARTS {
-            let start = if MIN { 0 } else { word(WORDS + 1 + part) };
-            let mut dots = [_mm512_set1_epi32(start); 2];
-            for g in part * WORDS / PARTS..(part + 1) * WORDS / PARTS {
-                let q = _mm512_set1_epi32(word(g));
-                for h in 0..2 {
-                    dots[h] = _mm512_dpbusd_epi32(dots[h], w[g][h], q);
-                }
-            }
-            for h in 0..2 {
-                let scale = _mm512_mul_ps(d[part][h], float(WORDS));
-                sums[h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[h]), scale, sums[h]);
-            }
-        }
-        for h in 0..2 {
-            if MIN {
-                sums[h] = _mm512_fmadd_ps(m[h], float(WORDS + 1), sums[h]);
-            }
-            store_f32x16(&mut halves[h], sums[h]);
-        }
+#[target_feature(enable = "avx512f")]
+fn fetch<const HINT: i32>(tile: &[u8]) {
+    for at in (0..tile.len()).step_by(LINE) {
+        prefetch::<HINT>(tile, AHEAD + at);
     }
 }
 
-/// Packs units of x: bytes in `order` within each eight, scale, and start values.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_sums(out: &[f32; TILE]) -> [__m512; 2] {
+    let (halves, _) = out.as_chunks::<16>();
+    [load_f32x16(&halves[0]), load_f32x16(&halves[1])]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(out: &mut [f32; TILE], sums: [__m512; 2]) {
+    let (halves, _) = out.as_chunks_mut::<16>();
+    store_f32x16(&mut halves[0], sums[0]);
+    store_f32x16(&mut halves[1], sums[1]);
+}
+
+/// Adds the products of a tile with one block of x.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn add<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
+    w: &Words,
+    d: &[[__m512; 2]; PARTS],
+    m: &[__m512; 2],
+    x: &[u8; BLOCK],
+    mut sums: [__m512; 2],
+) -> [__m512; 2] {
+    let (words, _) = x.as_chunks::<4>();
+    let float = |i: usize| _mm512_set1_ps(f32::from_ne_bytes(words[i]));
+    for part in 0..PARTS {
+        let start = if MIN {
+            0
+        } else {
+            i32::from_ne_bytes(words[WORDS + 1 + part])
+        };
+        let mut dots = [_mm512_set1_epi32(start); 2];
+        for g in part * WORDS / PARTS..(part + 1) * WORDS / PARTS {
+            let q = _mm512_set1_epi32(i32::from_ne_bytes(words[g]));
+            for h in 0..2 {
+                dots[h] = _mm512_dpbusd_epi32(dots[h], w[g][h], q);
+            }
+        }
+        for h in 0..2 {
+            let scale = _mm512_mul_ps(d[part][h], float(WORDS));
+            sums[h] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[h]), scale, sums[h]);
+        }
+    }
+    if MIN {
+        for h in 0..2 {
+            sums[h] = _mm512_fmadd_ps(m[h], float(WORDS + 1), sums[h]);
+        }
+    }
+    sums
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
 fn prepare<const BLOCK: usize, const PARTS: usize, const MIN: bool, const OFFSET: u8>(
     x: &F32Rows<'_>,
@@ -334,38 +380,19 @@ fn prepare<const BLOCK: usize, const PARTS: usize, const MIN: bool, const OFFSET
     units: &mut [u8],
     order: [u8; 8],
 ) {
-    let unit = x.n_rows() * BLOCK;
-    let mut shuffle = [0; 32];
-    for (eight, start) in shuffle.as_chunks_mut::<8>().0.iter_mut().zip([0, 8, 0, 8]) {
-        *eight = order.map(|i| start + i);
-    }
-    let shuffle = load_256(&shuffle);
-    // Several units of a row in turn, so that a row is read in pieces worth fetching.
-    for (c, units) in units.chunks_mut(PREPARE_UNITS * unit).enumerate() {
-        let first = k_tiles.start + c * PREPARE_UNITS;
-        for row in 0..x.n_rows() {
-            let blocks = &x.row(row).as_chunks::<{ 4 * QK }>().0[first..];
-            for (x, unit) in blocks.iter().zip(units.chunks_exact_mut(unit)) {
-                let block = &mut unit.as_chunks_mut::<BLOCK>().0[row];
-                let (d, starts, q) = quantize_block::<OFFSET>(x);
-                let (out, rest) = block.split_first_chunk_mut::<QK>().expect("32 bytes first");
-                store_256(out, _mm256_shuffle_epi8(q, shuffle));
-                let (rest, _) = rest.as_chunks_mut::<4>();
-                rest[0] = d.to_ne_bytes();
-                let low = sum(_mm256_castsi256_si128(starts));
-                let high = sum(_mm256_extracti128_si256::<1>(starts));
-                if MIN {
-                    // With an offset of 1 the start is the negated sum of x.
-                    rest[1] = (d * exact(-(low + high))).to_ne_bytes();
-                } else if PARTS == 2 {
-                    rest[1] = low.to_ne_bytes();
-                    rest[2] = high.to_ne_bytes();
-                } else {
-                    rest[1] = (low + high).to_ne_bytes();
-                }
-            }
-        }
-    }
+    let order = load_256(&shuffle(order));
+    each_block::<BLOCK>(x, k_tiles, units, |x, block| {
+        let (d, starts, q) = quantize_block::<OFFSET>(x);
+        let bytes = block
+            .first_chunk_mut()
+            .expect("a block starts with 32 bytes");
+        store_256(bytes, _mm256_shuffle_epi8(q, order));
+        let halves = [
+            sum(_mm256_castsi256_si128(starts)),
+            sum(_mm256_extracti128_si256::<1>(starts)),
+        ];
+        finish::<BLOCK, PARTS, MIN>(block, d, halves);
+    });
 }
 
 /// Returns the sum of four lanes.
