@@ -87,9 +87,10 @@ pub(super) fn padded<const N: usize>(tail: &[u8]) -> [u8; N] {
     bytes
 }
 
-/// Asks for the cache line at byte `at` of `bytes`, or beyond their end: a hint that reads nothing.
+/// Asks for the cache line at byte `at` of `bytes`, or beyond their end, to come to the second-level cache: a hint that
+/// reads nothing.
 #[inline]
 #[target_feature(enable = "sse")]
-pub(super) fn prefetch<const HINT: i32>(bytes: &[u8], at: usize) {
-    _mm_prefetch::<HINT>(bytes.as_ptr().wrapping_add(at).cast());
+pub(super) fn prefetch(bytes: &[u8], at: usize) {
+    _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(at).cast());
 }

@@ -25,9 +25,6 @@ const WORDS: usize = QK / 4;
 /// How far ahead of its use a tile is fetched, in bytes: the processor's own prefetching ends at every page.
 const AHEAD: usize = 4096;
 
-const FEW: i32 = _MM_HINT_T1;
-const MANY: i32 = _MM_HINT_T0;
-
 /// The CPU has what every function here is compiled with: `avx512f`, `avx512bw`, `avx512vl`, `avx512vnni`, `avx512vbmi`
 /// and `f16c`.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +81,7 @@ macro_rules! kernel {
                     let mut sums = [[_mm512_setzero_ps(); 2]; R];
                     let units = group.as_chunks::<$block>().0.as_chunks::<R>().0;
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch::<FEW>(tile);
+                        fetch(tile);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for r in 0..R {
                             sums[r] = add::<$block, $parts, $min>(&w, &d, &m, &x[r], sums[r]);
@@ -100,7 +97,7 @@ macro_rules! kernel {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch::<MANY>(tile);
+                        fetch(tile);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for (x, out) in x.iter().zip(&mut *out) {
                             store(
@@ -116,8 +113,6 @@ macro_rules! kernel {
                     match out.len() {
                         1 => few::<1>(tiles, group, out.first_chunk_mut().expect("one row")),
                         2 => few::<2>(tiles, group, out.first_chunk_mut().expect("two rows")),
-                        3 => few::<3>(tiles, group, out.first_chunk_mut().expect("three rows")),
-                        4 => few::<4>(tiles, group, out.first_chunk_mut().expect("four rows")),
                         _ => many(tiles, group, out),
                     }
                 }
@@ -314,9 +309,9 @@ fn scales_of_halves(tile: &[u8; 896]) -> ([[__m512; 2]; 2], [__m512; 2]) {
 /// Asks for the tile some way ahead.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fetch<const HINT: i32>(tile: &[u8]) {
+fn fetch(tile: &[u8]) {
     for at in (0..tile.len()).step_by(LINE) {
-        prefetch::<HINT>(tile, AHEAD + at);
+        prefetch(tile, AHEAD + at);
     }
 }
 
@@ -345,17 +340,13 @@ fn add<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
     x: &[u8; BLOCK],
     mut sums: [__m512; 2],
 ) -> [__m512; 2] {
-    let (words, _) = x.as_chunks::<4>();
-    let float = |i: usize| _mm512_set1_ps(f32::from_ne_bytes(words[i]));
+    let word = |i: usize| i32::from_ne_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+    let float = |i: usize| _mm512_set1_ps(f32::from_bits(word(i).cast_unsigned()));
     for part in 0..PARTS {
-        let start = if MIN {
-            0
-        } else {
-            i32::from_ne_bytes(words[WORDS + 1 + part])
-        };
+        let start = if MIN { 0 } else { word(WORDS + 1 + part) };
         let mut dots = [_mm512_set1_epi32(start); 2];
         for g in part * WORDS / PARTS..(part + 1) * WORDS / PARTS {
-            let q = _mm512_set1_epi32(i32::from_ne_bytes(words[g]));
+            let q = _mm512_set1_epi32(word(g));
             for h in 0..2 {
                 dots[h] = _mm512_dpbusd_epi32(dots[h], w[g][h], q);
             }
