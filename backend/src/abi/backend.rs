@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::ops::Range;
+use std::sync::Arc;
 
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
 use llada_npu_ffi::ggml::plugin::view::{GraphView, Operands};
@@ -11,8 +12,9 @@ use llada_npu_ffi::ggml::{OpCodes, Status};
 use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
-use crate::device::{Accelerator, DeviceError, Task};
-use crate::graph::{Segment, Work, classify, cut, describe, n_threads_for};
+use crate::device::{Accelerator, DeviceError, Op, Task};
+use crate::graph::{Segment, Work, classify, cut, describe, is_weight, n_threads_for, settle};
+use crate::memory::{PlainGuard, WeightStore};
 
 /// Identity of instances of this kind.
 static GUID: [u8; 16] = *b"llada-npu ggml\x00\x01";
@@ -65,6 +67,7 @@ pub struct NpuBackend {
     codes: OpCodes,
     accelerator: Box<dyn Accelerator>,
     delegate: Delegate,
+    store: Arc<WeightStore>,
     n_threads: u32,
     abort: Option<AbortCallback>,
     counts: Counts,
@@ -78,11 +81,13 @@ impl NpuBackend {
         codes: OpCodes,
         accelerator: Box<dyn Accelerator>,
         delegate: Delegate,
+        store: Arc<WeightStore>,
     ) -> Self {
         Self {
             codes,
             accelerator,
             delegate,
+            store,
             n_threads: u32::try_from(default_n_threads()).unwrap_or(u32::MAX),
             abort: None,
             counts: Counts::default(),
@@ -91,37 +96,64 @@ impl NpuBackend {
         }
     }
 
-    fn run(&mut self, graph: &mut GraphView<'_>, segment: Segment) -> Result<(), ComputeError> {
+    fn run(
+        &mut self,
+        graph: &mut GraphView<'_>,
+        weights: &PlainGuard<'_>,
+        segment: Segment,
+    ) -> Result<(), ComputeError> {
         match segment {
-            Segment::Native(node) => self.run_native(graph, node),
-            Segment::Delegated { nodes, cost, .. } => self.run_delegated(graph, nodes, cost),
+            Segment::Native(node) => self.run_native(graph, weights, node),
+            Segment::Delegated { nodes, cost, .. } => {
+                self.run_delegated(graph, weights, nodes, cost)
+            }
         }
     }
 
-    fn run_native(&mut self, graph: &mut GraphView<'_>, node: usize) -> Result<(), ComputeError> {
-        let spec = describe(&self.codes, graph.node(node));
-        let Some((spec, Operands { dst, srcs })) = spec.zip(graph.operands(node)) else {
-            // Operands that overlap, say: the host knows what it means by them.
-            return self.run_delegated(graph, node..node + 1, u64::MAX);
-        };
-        match self.accelerator.run(Task { spec, dst, srcs }) {
-            Ok(()) => {
-                self.counts.add(graph.node(node), By::Native);
-                Ok(())
+    fn run_native(
+        &mut self,
+        graph: &mut GraphView<'_>,
+        weights: &PlainGuard<'_>,
+        node: usize,
+    ) -> Result<(), ComputeError> {
+        let op = graph.node(node);
+        let spec = describe(&self.codes, op);
+        let is_product = matches!(
+            spec.as_ref().map(|spec| &spec.op),
+            Some(Op::MulMat | Op::MulMatId)
+        );
+        let has_weight = is_product
+            && op
+                .src(0)
+                .is_some_and(|src0| is_weight(&self.codes, src0).is_some());
+        settle(&self.codes, weights, op, has_weight);
+        if let Some((spec, Operands { dst, srcs })) = spec.zip(graph.operands(node)) {
+            let weights = has_weight.then_some(weights);
+            #[rustfmt::skip]
+            let task = Task { spec, dst, srcs, weights };
+            match self.accelerator.run(task) {
+                // Data that lies where kernels do not take it.
+                Err(DeviceError::Operands(_)) => {}
+                Err(source) => return Err(ComputeError::Device { node, source }),
+                Ok(()) => {
+                    self.counts.add(graph.node(node), By::Native);
+                    return Ok(());
+                }
             }
-            // Data that lies where kernels do not take it.
-            Err(DeviceError::Operands(_)) => self.run_delegated(graph, node..node + 1, u64::MAX),
-            Err(source) => Err(ComputeError::Device { node, source }),
         }
+        // Operands that overlap, say: the host knows what it means by them.
+        self.run_delegated(graph, weights, node..node + 1, u64::MAX)
     }
 
     fn run_delegated(
         &mut self,
         graph: &mut GraphView<'_>,
+        weights: &PlainGuard<'_>,
         nodes: Range<usize>,
         cost: u64,
     ) -> Result<(), ComputeError> {
         for i in nodes.clone().filter(|&i| self.work[i] != Work::Nothing) {
+            settle(&self.codes, weights, graph.node(i), false);
             self.counts.add(graph.node(i), By::Delegated);
         }
         let n_threads = n_threads_for(cost, self.n_threads);
@@ -177,11 +209,12 @@ impl BackendImpl for NpuBackend {
         }));
         let mut segments = std::mem::take(&mut self.segments);
         cut(&self.work, &mut segments);
+        let store = Arc::clone(&self.store);
         let result = segments.iter().try_for_each(|segment| {
             if self.abort.is_some_and(|abort| abort.requested()) {
                 return Err(ComputeError::Aborted);
             }
-            self.run(graph, segment.clone())
+            self.run(graph, &store.plain(), segment.clone())
         });
         self.segments = segments;
         result

@@ -82,7 +82,12 @@ impl DeviceImpl for NpuDevice {
             return None;
         };
         match Host::new(default_n_threads()) {
-            Ok(accelerator) => Some(NpuBackend::new(self.codes, Box::new(accelerator), delegate)),
+            Ok(accelerator) => Some(NpuBackend::new(
+                self.codes,
+                Box::new(accelerator),
+                delegate,
+                Arc::clone(&self.store),
+            )),
             Err(error) => {
                 log::error!("cannot make an instance: {error}");
                 None

@@ -13,6 +13,7 @@ use llada_npu_kernels::op::rope::RopeParams;
 use llada_npu_kernels::op::unary::UnaryOp;
 
 use super::{FlashAttnParams, OperandError};
+use crate::memory::PlainGuard;
 
 /// An operation and its parameters. `src0`… are the operands in ggml's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,6 +67,8 @@ pub enum Op {
     },
     /// A function of every element.
     Unary(UnaryOp),
+    /// Matrix product of rows of `src1` with the planes of `src0` that `src2` says.
+    MulMatId,
 }
 
 /// Type, shape and strides of a tensor in plain memory.
@@ -180,6 +183,8 @@ pub struct Task<'a> {
     pub dst: &'a mut [u8],
     /// The operands.
     pub srcs: [Source<'a>; MAX_OPERANDS],
+    /// Where the tiles of `src0` are found, if it is a weight: a tensor whose memory is its own from graph to graph.
+    pub weights: Option<&'a PlainGuard<'a>>,
 }
 
 #[cfg(test)]

@@ -7,8 +7,10 @@
 
 mod params;
 mod segment;
+mod weights;
 
 pub use segment::{Segment, Work, cut, n_threads_for};
+pub use weights::{is_weight, settle};
 
 use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
@@ -39,6 +41,7 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
         // The first parameter is a wish for precision, which we meet; others change what is computed or how.
         op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
         op::Op::FlashAttnExt => Op::FlashAttnExt(flash_attn(params)?),
+        op::Op::MulMatId if params[1..].iter().all(|&param| param == 0) => Op::MulMatId,
         op::Op::Binary(op) => Op::Binary(binary_op(op)),
         op::Op::Cpy => Op::Cpy,
         op::Op::GetRows => Op::GetRows,

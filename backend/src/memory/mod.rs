@@ -28,7 +28,7 @@ use llada_npu_ffi::ggml::plugin::DeviceMemory;
 use crate::knobs::{KnobError, LLADA_NPU_CACHE_MAX, LLADA_NPU_REPACK, Repack, cache_dir};
 use cache::RepackCache;
 pub use key::FileIdentity;
-pub use store::{Keep, WeightStore};
+pub use store::{Keep, PlainGuard, WeightStore};
 
 /// Returns where tiles are kept, as the settings have it.
 ///

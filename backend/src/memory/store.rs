@@ -105,9 +105,13 @@ pub struct WeightStore {
     n_released: AtomicUsize,
 }
 
-/// Proof that no plain bytes are given back.
+/// The store, while no plain bytes are given back.
 #[derive(Debug)]
-pub struct PlainGuard<'a>(#[expect(dead_code, reason = "held, not read")] RwLockReadGuard<'a, ()>);
+pub struct PlainGuard<'a> {
+    store: &'a WeightStore,
+    #[expect(dead_code, reason = "held, not read")]
+    lock: RwLockReadGuard<'a, ()>,
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -164,34 +168,10 @@ impl WeightStore {
     /// else holds one.
     pub fn plain(&self) -> PlainGuard<'_> {
         self.release_queued();
-        PlainGuard(self.plain.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Returns the tiles of the weight at `address`, whose plain bytes are `plain`, repacking it if need be. `None` where
-    /// it has to be used as it is: outside the device's buffers, or without memory for tiles.
-    ///
-    /// The contents of `plain` are read only if there are no tiles yet.
-    pub fn tiles(
-        &self,
-        _guard: &PlainGuard<'_>,
-        address: usize,
-        shape: &TileShape,
-        plain: &[u8],
-        parallel: &mut dyn Parallel,
-    ) -> Option<Arc<Tiles>> {
-        if !self.repacks() || plain.len() != shape.plain_size_bytes() {
-            return None;
+        PlainGuard {
+            store: self,
+            lock: self.plain.read().unwrap_or_else(PoisonError::into_inner),
         }
-        let weight = self.weight(address, shape)?;
-        let mut state = lock(&weight.state);
-        if state.tiles.is_none() && !state.has_failed {
-            state.tiles = self.make(&weight, plain, parallel).map(Arc::new);
-            state.has_failed = state.tiles.is_none();
-            if state.tiles.is_some() {
-                self.settle(&weight);
-            }
-        }
-        state.tiles.clone()
     }
 
     /// Returns the record of a weight, made anew where another shape was there.
@@ -279,25 +259,6 @@ impl WeightStore {
         }
     }
 
-    /// Makes sure that the plain bytes of a range hold what was written, for an operation that reads them.
-    ///
-    /// `is_weight`: whether they are a whole tensor that could have tiles; its plain bytes are then kept for good.
-    pub fn use_plain(
-        &self,
-        _guard: &PlainGuard<'_>,
-        address: usize,
-        size_bytes: usize,
-        is_weight: bool,
-    ) {
-        if is_weight
-            && lock(&self.plain_users).insert(address)
-            && let Some(weight) = lock(&self.weights).get(&address)
-        {
-            weight.plain_in_use.store(true, Ordering::Relaxed);
-        }
-        self.restore(address, size_bytes);
-    }
-
     /// Runs `copy`, which reads the plain bytes of a range for the host.
     pub fn reading<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
         let _guard = self.plain();
@@ -310,11 +271,6 @@ impl WeightStore {
         let _guard = self.plain();
         self.change(address, size_bytes, true);
         copy()
-    }
-
-    /// Forgets the tiles of the weights in a range that an operation is about to write.
-    pub fn written(&self, _guard: &PlainGuard<'_>, address: usize, size_bytes: usize) {
-        self.change(address, size_bytes, false);
     }
 
     /// Forgets the weights that a range touches; their plain bytes are restored first, unless `replaces` says that those
@@ -366,6 +322,58 @@ impl WeightStore {
             .iter()
             .filter_map(|address| weights.remove(address))
             .collect()
+    }
+}
+
+impl PlainGuard<'_> {
+    /// Tells whether weights are repacked at all.
+    #[must_use]
+    pub fn repacks(&self) -> bool {
+        self.store.repacks()
+    }
+
+    /// Returns the tiles of the weight at `address`, whose plain bytes are `plain`, repacking it if need be. `None` where
+    /// it has to be used as it is: outside the device's buffers, or without memory for tiles.
+    ///
+    /// The contents of `plain` are read only if there are no tiles yet.
+    pub fn tiles(
+        &self,
+        address: usize,
+        shape: &TileShape,
+        plain: &[u8],
+        parallel: &mut dyn Parallel,
+    ) -> Option<Arc<Tiles>> {
+        if !self.store.repacks() || plain.len() != shape.plain_size_bytes() {
+            return None;
+        }
+        let weight = self.store.weight(address, shape)?;
+        let mut state = lock(&weight.state);
+        if state.tiles.is_none() && !state.has_failed {
+            state.tiles = self.store.make(&weight, plain, parallel).map(Arc::new);
+            state.has_failed = state.tiles.is_none();
+            if state.tiles.is_some() {
+                self.store.settle(&weight);
+            }
+        }
+        state.tiles.clone()
+    }
+
+    /// Makes sure that the plain bytes of a range hold what was written, for an operation that reads them.
+    ///
+    /// `is_weight`: whether they are a whole tensor that could have tiles; its plain bytes are then kept for good.
+    pub fn use_plain(&self, address: usize, size_bytes: usize, is_weight: bool) {
+        if is_weight
+            && lock(&self.store.plain_users).insert(address)
+            && let Some(weight) = lock(&self.store.weights).get(&address)
+        {
+            weight.plain_in_use.store(true, Ordering::Relaxed);
+        }
+        self.store.restore(address, size_bytes);
+    }
+
+    /// Forgets the tiles of the weights in a range that an operation is about to write.
+    pub fn written(&self, address: usize, size_bytes: usize) {
+        self.store.change(address, size_bytes, false);
     }
 }
 

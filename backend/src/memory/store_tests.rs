@@ -68,8 +68,7 @@ impl Host {
     fn tiles(&self, offset: usize, shape: &TileShape) -> Option<Arc<Tiles>> {
         let guard = self.store.plain();
         let plain = self.bytes(offset, shape.plain_size_bytes());
-        self.store
-            .tiles(&guard, self.address(offset), shape, plain, &mut Caller)
+        guard.tiles(self.address(offset), shape, plain, &mut Caller)
     }
 
     /// Bytes of the range that are still there in plain form, by looking past the store.
@@ -145,16 +144,14 @@ fn operations_that_read_plain_bytes_find_them_and_keep_them() {
     drop(host.store.plain());
     assert_eq!(host.store.n_released.load(Ordering::Relaxed), 1);
     let guard = host.store.plain();
-    host.store
-        .use_plain(&guard, host.address(0), plain.len(), true);
+    guard.use_plain(host.address(0), plain.len(), true);
     drop(guard);
     assert_eq!(host.n_plain(0, &plain), plain.len());
     // Used by others first: never given back.
     let offset = 8 << 20;
     host.set(offset, &plain);
     let guard = host.store.plain();
-    host.store
-        .use_plain(&guard, host.address(offset), plain.len(), true);
+    guard.use_plain(host.address(offset), plain.len(), true);
     drop(guard);
     host.tiles(offset, &shape).unwrap();
     drop(host.store.plain());
@@ -186,7 +183,7 @@ fn results_of_operations_replace_tiles() {
     host.tiles(0, &shape).unwrap();
     let guard = host.store.plain();
     // One row in the middle, by an operation that writes to memory itself.
-    host.store.written(&guard, host.address(5000), 100);
+    guard.written(host.address(5000), 100);
     host.bytes(5000, 100).fill(1);
     drop(guard);
     plain[5000..5100].fill(1);
@@ -303,8 +300,8 @@ fn a_mapped_file_is_not_read_when_its_tiles_are_cached() {
         store.add_buffer(Arc::clone(&region), source);
         let guard = store.plain();
         let address = region.address() + 32;
-        let tiles = store
-            .tiles(&guard, address, &shape, &bytes.0[32..], &mut Caller)
+        let tiles = guard
+            .tiles(address, &shape, &bytes.0[32..], &mut Caller)
             .unwrap();
         assert!(tiles.is_mapped() && tiles.bytes() == tiles_of(&shape, &plain));
     }

@@ -3,12 +3,14 @@
 use llada_npu_kernels::op::attention::Attention;
 use llada_npu_kernels::op::binary::Binary;
 use llada_npu_kernels::op::copy::CopyRow;
+use llada_npu_kernels::op::gemm::Gemm;
 use llada_npu_kernels::op::glu::Glu;
 use llada_npu_kernels::op::mul_mat::MulMat;
 use llada_npu_kernels::op::norm::Norm;
 use llada_npu_kernels::op::rope::Rope;
 use llada_npu_kernels::op::soft_max::SoftMax;
 use llada_npu_kernels::op::unary::Unary;
+use llada_npu_kernels::tile::TileType;
 use llada_npu_kernels::{WeightType, registry};
 
 use crate::device::DeviceError;
@@ -21,6 +23,8 @@ pub(super) type Chosen<F> = (&'static str, F);
 pub(super) struct Kernels {
     /// In the order of [`WeightType::ALL`].
     pub(super) mul_mat: Vec<Chosen<MulMat>>,
+    /// In the order of [`TileType::ALL`].
+    pub(super) gemm: Vec<Chosen<Gemm>>,
     pub(super) attention: Chosen<Attention>,
     pub(super) binary: Chosen<Binary>,
     pub(super) copy: Chosen<CopyRow>,
@@ -46,10 +50,15 @@ impl Kernels {
             });
         }
         let mul_mat = |ty| choose(registry::mul_mat(ty), names);
+        let gemm = |ty| choose(registry::gemm(ty), names);
         Ok(Self {
             mul_mat: WeightType::ALL
                 .into_iter()
                 .map(mul_mat)
+                .collect::<Result<_, _>>()?,
+            gemm: TileType::ALL
+                .into_iter()
+                .map(gemm)
                 .collect::<Result<_, _>>()?,
             attention: choose(registry::attention(), names)?,
             binary: choose(registry::binary(), names)?,

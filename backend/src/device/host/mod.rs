@@ -5,6 +5,8 @@
 mod attention;
 mod copy;
 mod disjoint;
+mod experts;
+mod gemm;
 mod kernels;
 mod mul_mat;
 pub mod pool;
@@ -35,6 +37,8 @@ pub struct Host {
     scratch: Scratch,
     partials: Partials,
     angles: Angles,
+    work: gemm::Work,
+    rows: experts::Rows,
 }
 
 impl Host {
@@ -57,6 +61,9 @@ impl Host {
         for (name, kernel) in &kernels.mul_mat {
             log::debug!("mul_mat {}: {name}", kernel.ty().name());
         }
+        for (name, kernel) in &kernels.gemm {
+            log::debug!("tiles {}: {name}", kernel.ty().name());
+        }
         for name in kernels.row_names() {
             log::debug!("rows: {name}");
         }
@@ -66,10 +73,35 @@ impl Host {
             scratch: Scratch::default(),
             partials: Partials::default(),
             angles: Angles::default(),
+            work: gemm::Work::default(),
+            rows: experts::Rows::default(),
         })
     }
 
-    /// Computes a product.
+    /// Computes `MUL_MAT` or `MUL_MAT_ID`, on tiles where the weights have them.
+    fn product(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
+        let pool = &mut self.pool;
+        if let Some(weights) = task.weights
+            && let Ok(shape) = gemm::Shape::of(&task.spec)
+        {
+            let plain = gemm::data(&task, 0)?;
+            let address = plain.as_ptr() as usize;
+            if let Some(tiles) = weights.tiles(address, &shape.weight, plain, pool) {
+                let (_, gemm) = &self.kernels.gemm[gemm::index(shape.weight.matrix().ty())];
+                let (work, rows) = (&mut self.work, &mut self.rows);
+                return gemm::run(pool, gemm, work, rows, &shape, &tiles, task);
+            }
+        }
+        if task.spec.op == Op::MulMatId {
+            let shape = experts::Shape::of(&task.spec)?;
+            let (_, kernel) = &self.kernels.mul_mat[index(shape.ty())];
+            let (scratch, rows) = (&mut self.scratch, &mut self.rows);
+            return experts::run(pool, kernel, scratch, rows, &shape, task);
+        }
+        self.mul_mat(MulMat::new(task)?)
+    }
+
+    /// Computes a product with weights in ggml's layout.
     fn mul_mat(&mut self, op: MulMat<'_>) -> Result<(), DeviceError> {
         let (_, kernel) = &self.kernels.mul_mat[index(op.ty)];
         mul_mat::run(&mut self.pool, kernel, &mut self.scratch, op)
@@ -95,7 +127,14 @@ pub fn supports(spec: &Spec) -> bool {
 
 fn check(spec: &Spec) -> Result<(), OperandError> {
     match &spec.op {
-        Op::MulMat => MulMatShape::of(spec)?.check(),
+        Op::MulMat => {
+            let plain = MulMatShape::of(spec).and_then(|shape| shape.check());
+            plain.or_else(|error| gemm::Shape::of(spec).map_or(Err(error), |_| Ok(())))
+        }
+        Op::MulMatId => {
+            let plain = experts::Shape::of(spec).map(|_| ());
+            plain.or_else(|error| gemm::Shape::of(spec).map_or(Err(error), |_| Ok(())))
+        }
         Op::FlashAttnExt(params) => FlashAttnShape::of(spec, *params).map(|_| ()),
         Op::Binary(_) => row_op::check_binary(spec),
         Op::Cpy => copy::check_cpy(spec),
@@ -123,7 +162,7 @@ impl Accelerator for Host {
         check(&task.spec)?;
         let (pool, kernels) = (&mut self.pool, &self.kernels);
         match task.spec.op {
-            Op::MulMat => self.mul_mat(MulMat::new(task)?),
+            Op::MulMat | Op::MulMatId => self.product(task),
             Op::FlashAttnExt(params) => {
                 let op = FlashAttn::new(task, params)?;
                 attention::run(pool, &kernels.attention.1, &mut self.partials, op)

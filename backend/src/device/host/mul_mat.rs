@@ -36,7 +36,7 @@ pub(super) struct Scratch(Vec<u8>);
 
 impl Scratch {
     /// Returns `size_bytes` bytes at an aligned address, with any contents.
-    fn bytes(&mut self, size_bytes: usize) -> Result<&mut [u8], DeviceError> {
+    pub(super) fn bytes(&mut self, size_bytes: usize) -> Result<&mut [u8], DeviceError> {
         let out_of_memory = || DeviceError::OutOfMemory { size_bytes };
         let needed = size_bytes.checked_add(ALIGN).ok_or_else(out_of_memory)?;
         if self.0.len() < needed {

@@ -23,6 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::device::DeviceError;
+pub use crate::memory::parallel::Panicked;
+use crate::memory::parallel::Parallel;
 
 /// How often an idle worker looks for work before it parks: some tens of microseconds.
 const SPINS: u32 = 2000;
@@ -34,10 +36,6 @@ const INSIDE_ONE: u64 = 1;
 const OPEN: u64 = 1 << 31;
 const INSIDE_MASK: u64 = OPEN - 1;
 const EPOCH_ONE: u64 = 1 << 32;
-
-/// A panic in an item: not all items have run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Panicked;
 
 /// The body of the current loop, its type erased.
 #[derive(Clone, Copy)]
@@ -194,6 +192,16 @@ impl Pool {
         } else {
             Ok(())
         }
+    }
+}
+
+impl Parallel for Pool {
+    fn for_each_item(
+        &mut self,
+        n_items: usize,
+        body: &(dyn Fn(usize) + Sync),
+    ) -> Result<(), Panicked> {
+        self.for_each(n_items, body)
     }
 }
 

@@ -154,6 +154,7 @@ impl Case {
             spec,
             dst: bytemuck::cast_slice_mut(&mut out),
             srcs,
+            weights: None,
         };
         let mut host = Host::with_kernels(n_threads, &[]).unwrap();
         assert!(host.supports(&spec));
