@@ -443,7 +443,7 @@ fn check_tensor(api: &'static Api) -> Result<(), Mismatch> {
             .name
             .iter()
             .zip(name_bytes)
-            .all(|(&c, &n)| c.cast_unsigned() == n)
+            .all(|(&c, &n)| c.to_ne_bytes() == [n])
         && product_fields.ne == [7, 4, 3, 2]
         && product_fields.op != a_fields.op
         && product_fields.src[0] == a.raw.as_ptr()
