@@ -12,6 +12,7 @@
 //! * `reference` — scalar, obvious, never tuned: the contract as code.
 //! * `generic` — safe Rust the compiler can vectorise, for every target.
 //! * `x86_64` — AVX2 and AVX-512. A CPU feature is a value there; having it is the proof that its code may run.
+//! * `aarch64` — NEON, `dotprod` and `i8mm`, likewise.
 //! * `flash` — the algorithm shared by the tuned families of attention.
 //! * `vector` — the row operations (norms, rope, softmax, gates, …), one algorithm compiled per instruction set.
 //! * `panel` — the algorithm shared by the tuned families: x rows are packed so that the lanes of a vector are rows of
@@ -37,6 +38,8 @@
 //! # Ok::<(), llada_npu_kernels::ShapeError>(())
 //! ```
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod block;
 mod flash;
 mod generic;

@@ -1,6 +1,8 @@
 //! Implementations of products with tiled weights.
 
 use super::Kernel;
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::gemm::{Dot, F16, Long, Matrix};
 use crate::generic::gemm::Generic;
 use crate::op::gemm::{Gemm, Implementation};
 use crate::reference::gemm::Reference;
@@ -53,6 +55,8 @@ gemm!(
     "x86_64-tile_f16-avx512f": avx512::F16::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_f16-avx2fma": avx2::F16::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_f16-neon": F16::detect(),
 );
 gemm!(
     GEMM_Q4_0, Q4_0, "tile_q4_0q8_0",
@@ -60,6 +64,12 @@ gemm!(
     "x86_64-tile_q4_0q8_0-avx512vnni": avx512::Q4_0::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_0q8_0-avx2fma": avx2::Q4_0::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_0q8_0-i8mm": Matrix::detect(TileType::Q4_0),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_0q8_0-dotprod": Dot::detect(TileType::Q4_0),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_0q8_0-neon": Long::detect(TileType::Q4_0),
 );
 gemm!(
     GEMM_Q4_1, Q4_1, "tile_q4_1q8_0",
@@ -67,6 +77,12 @@ gemm!(
     "x86_64-tile_q4_1q8_0-avx512vnni": avx512::Q4_1::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_1q8_0-avx2fma": avx2::Q4_1::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_1q8_0-i8mm": Matrix::detect(TileType::Q4_1),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_1q8_0-dotprod": Dot::detect(TileType::Q4_1),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_1q8_0-neon": Long::detect(TileType::Q4_1),
 );
 gemm!(
     GEMM_Q8_0, Q8_0, "tile_q8_0q8_0",
@@ -74,6 +90,12 @@ gemm!(
     "x86_64-tile_q8_0q8_0-avx512vnni": avx512::Q8_0::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q8_0q8_0-avx2fma": avx2::Q8_0::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q8_0q8_0-i8mm": Matrix::detect(TileType::Q8_0),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q8_0q8_0-dotprod": Dot::detect(TileType::Q8_0),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q8_0q8_0-neon": Long::detect(TileType::Q8_0),
 );
 gemm!(
     GEMM_Q4_K, Q4K, "tile_q4_Kq8_0",
@@ -81,6 +103,12 @@ gemm!(
     "x86_64-tile_q4_Kq8_0-avx512vnni": avx512::Q4K::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q4_Kq8_0-avx2fma": avx2::Q4K::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_Kq8_0-i8mm": Matrix::detect(TileType::Q4K),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_Kq8_0-dotprod": Dot::detect(TileType::Q4K),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q4_Kq8_0-neon": Long::detect(TileType::Q4K),
 );
 gemm!(
     GEMM_Q6_K, Q6K, "tile_q6_Kq8_0",
@@ -88,6 +116,12 @@ gemm!(
     "x86_64-tile_q6_Kq8_0-avx512vnni": avx512::Q6K::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_q6_Kq8_0-avx2fma": avx2::Q6K::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q6_Kq8_0-i8mm": Matrix::detect(TileType::Q6K),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q6_Kq8_0-dotprod": Dot::detect(TileType::Q6K),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_q6_Kq8_0-neon": Long::detect(TileType::Q6K),
 );
 
 #[cfg(test)]

@@ -1,0 +1,43 @@
+//! Instructions that multiply bytes and add in 32 bits. Their intrinsics are unstable.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// Adds to lane `i` the dot product of bytes `4i .. 4i + 4` of `w` with bytes `4 LANE .. 4 LANE + 4` of `x`.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn dot_lane<const LANE: i32>(
+    mut acc: int32x4_t,
+    w: int8x16_t,
+    x: int8x16_t,
+) -> int32x4_t {
+    // SAFETY: the instruction touches these registers alone; the CPU has it where this function may be called.
+    unsafe {
+        asm!(
+            "sdot {acc:v}.4s, {w:v}.16b, {x:v}.4b[{lane}]",
+            acc = inout(vreg) acc,
+            w = in(vreg) w,
+            x = in(vreg) x,
+            lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
+/// Adds to lane `2i + j` the dot product of eight bytes: those from `8i` of `x` on with those from `8j` of `w` on.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+pub(super) fn matrix(mut acc: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction touches these registers alone; the CPU has it where this function may be called.
+    unsafe {
+        asm!(
+            "smmla {acc:v}.4s, {x:v}.16b, {w:v}.16b",
+            acc = inout(vreg) acc,
+            x = in(vreg) x,
+            w = in(vreg) w,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
