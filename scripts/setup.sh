@@ -2,10 +2,11 @@
 # Usage: scripts/setup.sh [PART...]
 #
 # Installs what is missing, then fetches and builds llama.cpp and this project. What is up to date is left alone, so a
-# second run does nothing. Without arguments all parts but checkers and valgrind are made:
+# second run does nothing. Without arguments all parts but checkers, arm64 and valgrind are made:
 #
 #   packages   Debian packages the builds need (as root; otherwise lists the missing ones and fails)
 #   checkers   Debian packages that only the tests need, likewise
+#   arm64      Debian's cross compilers for aarch64 and an emulator, likewise
 #   python     a Python environment with the packages of the independent references
 #   stock      the pinned llama.cpp, pristine, with its tools
 #   patched    the same tree with ggml-patches/ applied: llama-diffusion-cli --backend
@@ -21,6 +22,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 PACKAGES=(build-essential ccache clang cmake libclang-dev ninja-build patch)
 CHECKERS=(shellcheck valgrind)
+# libc6 of arm64 is what the tests run with: under qemu, the libc6-arm64-cross of Debian 12 spins when a thread starts.
+ARM64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross libc6:arm64 libstd-rust-web-dev:arm64 qemu-user rust-web-clippy rustc-web)
 
 STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion llama-tokenize llama-quantize
     llama-gguf-split test-backend-ops ggml-cpu)
@@ -74,6 +77,14 @@ make_packages() {
 
 make_checkers() {
     install_packages "${CHECKERS[@]}"
+}
+
+make_arm64() {
+    if command -v dpkg >/dev/null && ! dpkg --print-foreign-architectures | grep -qx arm64; then
+        ((EUID == 0)) || die "packages of another architecture are needed; as root: dpkg --add-architecture arm64"
+        dpkg --add-architecture arm64
+    fi
+    install_packages "${ARM64[@]}"
 }
 
 make_python() {

@@ -2,12 +2,12 @@
 # Usage: scripts/test.sh [STAGE...]
 #
 # Sets up what is missing and runs every test. Each stage prints how long it took; the last line is the sum of all runners.
-# Stages, in this order: setup check light reference host tools. With arguments only these run.
+# Stages, in this order: setup check light arm64 reference host tools. With arguments only these run.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-STAGES=(setup check light reference host tools)
+STAGES=(setup check light arm64 reference host tools)
 
 passed=0
 failed=0
@@ -15,7 +15,7 @@ skipped=0
 summary=()
 
 run_setup() {
-    "$REPO/scripts/setup.sh" packages checkers python stock patched plugin cli valgrind
+    "$REPO/scripts/setup.sh" packages checkers arm64 python stock patched plugin cli valgrind
 }
 
 run_check() {
@@ -25,6 +25,10 @@ run_check() {
 # The fuzz targets of model files run for as long as said here, beside the other tests.
 run_light() {
     LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
+}
+
+run_arm64() {
+    "$REPO/scripts/test-arm64.sh"
 }
 
 run_reference() {

@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::sync::Mutex;
 
+use common::each_kernel;
 use llada_npu_kernels::op::attention::{
     Attend, Attention, HeadRows, MAX_ROWS, Scores, StateLayout, finish, merge,
 };
@@ -393,15 +396,11 @@ fn kernels() -> Vec<(&'static str, Attention)> {
 
 #[test]
 fn shapes_from_none_to_many() {
-    for kernel in registry::attention() {
-        let Some(attention) = kernel.select() else {
-            println!("{}: not on this CPU", kernel.name);
-            continue;
-        };
+    each_kernel(registry::attention(), |name, attention| {
         let mut worst = 0f64;
         let mut check = |shape, cuts: &[usize]| {
             let case = Case::random(shape, 1);
-            worst = worst.max(case.check(kernel.name, &attention, cuts));
+            worst = worst.max(case.check(name, attention, cuts));
         };
         for store in STORES {
             for hides in [Hides::NoMask, Hides::Nothing, Hides::Some, Hides::Runs] {
@@ -510,8 +509,8 @@ fn shapes_from_none_to_many() {
                 check(SHAPE, cuts);
             }
         }
-        println!("{}: worst error {:.3} of the tolerance", kernel.name, worst);
-    }
+        println!("{name}: worst error {worst:.3} of the tolerance");
+    });
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::print_stdout,
     clippy::cast_possible_truncation,
     reason = "a test"
 )]
@@ -145,14 +144,9 @@ fn run(kernel: &Gemm, case: &Case, tiles: &[u8]) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Runs `test` on every kernel for the type; what this CPU cannot run is named.
-fn each_kernel(ty: TileType, mut test: impl FnMut(&'static str, &Gemm)) {
-    for kernel in registry::gemm(ty) {
-        match kernel.select() {
-            Some(k) => test(kernel.name, &k),
-            None => println!("SKIPPED on this CPU: {}", kernel.name),
-        }
-    }
+/// Runs `test` on every kernel for the type.
+fn each_kernel(ty: TileType, test: impl FnMut(&'static str, &Gemm)) {
+    common::each_kernel(registry::gemm(ty), test);
 }
 
 /// Checks results against exact ones and returns the largest share of the tolerance used.

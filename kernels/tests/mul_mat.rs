@@ -2,7 +2,6 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::print_stdout,
     clippy::cast_possible_truncation,
     reason = "a test"
 )]
@@ -168,14 +167,9 @@ fn run(kernel: &MulMat, case: &Case) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Runs `test` on every kernel for the type; what this CPU cannot run is named.
-fn each_kernel(ty: WeightType, mut test: impl FnMut(&'static str, &MulMat)) {
-    for kernel in registry::mul_mat(ty) {
-        match kernel.select() {
-            Some(k) => test(kernel.name, &k),
-            None => println!("SKIPPED on this CPU: {}", kernel.name),
-        }
-    }
+/// Runs `test` on every kernel for the type.
+fn each_kernel(ty: WeightType, test: impl FnMut(&'static str, &MulMat)) {
+    common::each_kernel(registry::mul_mat(ty), test);
 }
 
 /// Checks results against exact ones and returns the largest share of the tolerance used.

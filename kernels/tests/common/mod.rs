@@ -1,10 +1,14 @@
 //! What the suites share: a generator, and ggml's blocks read from their definition.
 
-#![allow(dead_code, reason = "each suite uses a part")]
+#![allow(dead_code, unused_imports, reason = "each suite uses a part")]
 #![expect(clippy::cast_possible_truncation, reason = "a test")]
+
+mod kernels;
 
 use half::f16;
 use llada_npu_kernels::tile::TileType;
+
+pub(crate) use kernels::each_kernel;
 
 /// A small deterministic generator.
 pub(crate) struct Rng(pub(crate) u64);
