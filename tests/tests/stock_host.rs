@@ -206,8 +206,8 @@ fn bench_runs_with_its_defaults() {
 }
 
 #[test]
-fn a_graph_has_no_splits_besides_the_input() {
-    let Some(stock) = stock("a_graph_has_no_splits_besides_the_input") else {
+fn a_graph_has_no_splits() {
+    let Some(stock) = stock("a_graph_has_no_splits") else {
         return;
     };
     let (llama, llada) = (llama(), llada());
@@ -232,13 +232,8 @@ fn a_graph_has_no_splits_besides_the_input() {
             .collect();
         assert!(!splits.is_empty(), "{tool} shows no splits: {all}");
         for split in &splits {
-            let expected = ["## SPLIT #0: CPU", "## SPLIT #1: llada-npu"];
-            assert!(expected.contains(split), "{tool}: {split}");
+            assert_eq!(*split, "## SPLIT #0: llada-npu", "{tool}");
         }
-        let (_, first) = all.split_once("## SPLIT #0: CPU").unwrap();
-        let (first, _) = first.split_once("## SPLIT #1").unwrap();
-        assert_eq!(first.matches("node #").count(), 1, "{tool}: {first}");
-        assert!(first.contains("GET_ROWS"), "{tool}: {first}");
     }
 }
 

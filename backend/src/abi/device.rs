@@ -98,6 +98,9 @@ impl DeviceImpl for NpuDevice {
     fn supports_op(&self, op: Node<'_>) -> bool {
         match self.codes.classify(op.op_code()) {
             Op::None | Op::View => true,
+            // Rows of an embedding are read where they lie, so that a graph needs no second device for its first node;
+            // what else meets weights of the CPU is computed where those are repacked for it.
+            op_kind if op_kind != Op::GetRows && op.srcs().any(Node::is_weight_of_cpu) => false,
             _ => {
                 self.cpu.supports_op_anywhere(op)
                     || describe(&self.codes, op).is_some_and(|spec| host::supports(&spec))

@@ -167,5 +167,8 @@ unsafe extern "C" fn supports_buft<D: DeviceImpl>(
 ) -> bool {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    context.enter("device.supports_buft", false, |s| buft == s.buft)
+    context.enter("device.supports_buft", false, |s| {
+        // SAFETY: the host passes a live buffer type.
+        buft == s.buft || unsafe { (context.api.ggml_backend_buft_is_host)(buft) }
+    })
 }

@@ -149,6 +149,19 @@ impl<'a> Node<'a> {
         })
     }
 
+    /// Tells whether the data is part of a weight that the host keeps in plain memory, for its CPU to compute with.
+    #[must_use]
+    pub fn is_weight_of_cpu(self) -> bool {
+        let Some((buffer, buft)) = self.buffer().zip(self.buffer_type()) else {
+            return false;
+        };
+        // SAFETY: the buffer of a live tensor is alive.
+        let usage = unsafe { (self.api.ggml_backend_buffer_get_usage)(buffer.as_ptr()) };
+        // SAFETY: buffer types are static.
+        usage == sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+            && unsafe { (self.api.ggml_backend_buft_is_host)(buft.as_ptr()) }
+    }
+
     /// Tells whether every operand lies in a buffer of `ours`, in plain host memory, or nowhere yet.
     pub(super) fn operands_reachable(self, ours: sys::ggml_backend_buffer_type_t) -> bool {
         self.srcs().all(|src| {
