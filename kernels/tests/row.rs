@@ -2,11 +2,10 @@
 //! place, and with every kind of number. The worst difference of each kernel is printed.
 
 #![expect(clippy::cast_possible_truncation, reason = "a test")]
-#![expect(
-    clippy::print_stdout,
-    reason = "the worst differences are for people to read"
-)]
 
+mod common;
+
+use common::each_kernel;
 use llada_npu_kernels::op::binary::BinaryOp;
 use llada_npu_kernels::op::glu::GluOp;
 use llada_npu_kernels::op::rope::{MAX_F16_ROW, Pairing, RopeParams};
@@ -21,12 +20,7 @@ const LENGTHS: [usize; 15] = [0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, 25
 fn for_each_kernel<F>(list: &'static [Kernel<F>], mut check: impl FnMut(&str, &F, &F)) {
     let (reference, others) = list.split_last().expect("lists have the reference");
     let reference = reference.select().expect("the reference runs everywhere");
-    for kernel in others {
-        match kernel.select() {
-            Some(selected) => check(kernel.name, &selected, &reference),
-            None => println!("{}: not run, the CPU lacks its instructions", kernel.name),
-        }
-    }
+    each_kernel(others, |name, kernel| check(name, kernel, &reference));
 }
 
 /// Two operands; one that is not given is the result itself.
@@ -178,6 +172,9 @@ fn unary_is_within_its_tolerance() {
                 let (got, want) = (got[i], want[i]);
                 // Where the formula is infinity by infinity, and where the argument of e^ overflows before the result does.
                 let undefined = x[i] == f32::NEG_INFINITY || x[i] < -1e30;
+                // The maximum that compilers take for it on aarch64 is NaN of a signalling NaN.
+                let is_signalling = x[i].is_nan() && x[i].to_bits() & 1 << 22 == 0;
+                let undefined = undefined || op == UnaryOp::Relu && is_signalling;
                 if same(got, want) || undefined && (got.is_nan() || got == 0.0) {
                     continue;
                 }

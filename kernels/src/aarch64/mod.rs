@@ -4,10 +4,13 @@
 //! arrays of the width they touch, the instructions of [`products`], which std's stable intrinsics lack, and the calls
 //! into the bodies, made by types that hold a CPU feature: [`Neon`], [`Dotprod`] or [`I8mm`].
 
+mod attention;
+mod exp;
 pub(crate) mod gemm;
 mod mem;
 mod products;
 mod quantize;
+mod row;
 
 use std::arch::is_aarch64_feature_detected;
 

@@ -21,7 +21,7 @@ pub enum UnaryOp {
     Tanh,
     /// `x` if `x > 0`, else `e^x - 1`.
     Elu,
-    /// `x` if `x > 0`, else 0.
+    /// `x` if `x > 0`, else 0; a signalling NaN may stay NaN.
     Relu,
     /// `1 / (1 + e^-x)`.
     Sigmoid,

@@ -24,6 +24,11 @@ static ATTENTION: &[Kernel<Attention>] = &[
         name: "x86_64-attention-avx2fma",
         select: || Some(flash(x86_64::avx2::attention::Avx2::detect()?)),
     },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-attention-neon",
+        select: || Some(flash(crate::aarch64::Neon::detect()?)),
+    },
     Kernel {
         name: "generic-attention",
         select: || Some(flash(generic::attention::Generic)),

@@ -98,6 +98,14 @@ macro_rules! row_kernels {
                     Some($kernel(Box::new(crate::vector::Vectored(isa))))
                 },
             },
+            #[cfg(target_arch = "aarch64")]
+            Kernel {
+                name: concat!("aarch64-", $op, "-neon"),
+                select: || {
+                    let isa = crate::aarch64::Neon::detect()?;
+                    Some($kernel(Box::new(crate::vector::Vectored(isa))))
+                },
+            },
             Kernel {
                 name: concat!("generic-", $op),
                 select: || {

@@ -142,15 +142,3 @@ fn multiply<T: Quant, const N: usize>(tile: &Tile, x: Piece<'_>, out: &mut [[f32
         }
     }
 }
-
-/// Adds `v` times lane `r` of `scales`.
-#[inline]
-#[target_feature(enable = "neon")]
-fn add_scaled(sum: float32x4_t, v: float32x4_t, scales: float32x4_t, r: usize) -> float32x4_t {
-    match r {
-        0 => vfmaq_laneq_f32::<0>(sum, v, scales),
-        1 => vfmaq_laneq_f32::<1>(sum, v, scales),
-        2 => vfmaq_laneq_f32::<2>(sum, v, scales),
-        _ => vfmaq_laneq_f32::<3>(sum, v, scales),
-    }
-}

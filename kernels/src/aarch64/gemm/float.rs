@@ -106,21 +106,10 @@ fn strip(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     }
 }
 
-/// Widens the half floats of a tile, in which two elements of a row lie side by side.
 #[target_feature(enable = "neon")]
 fn decode(tile: &[u8], out: &mut Tile) {
-    let lines = tile.as_chunks::<16>().0.as_chunks::<8>().0;
-    for (out, lines) in out.as_chunks_mut::<2>().0.iter_mut().zip(lines) {
-        for i in 0..4 {
-            let a = vreinterpretq_u16_u8(load_u8(&lines[2 * i]));
-            let b = vreinterpretq_u16_u8(load_u8(&lines[2 * i + 1]));
-            for (out, halves) in out.iter_mut().zip([vuzp1q_u16(a, b), vuzp2q_u16(a, b)]) {
-                let out = &mut out.as_chunks_mut().0[2 * i..];
-                let [low, high] = widen_f16(halves);
-                store_f32(&mut out[0], low);
-                store_f32(&mut out[1], high);
-            }
-        }
+    for (line, [even, odd]) in tile.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        unzip_line(line, even, odd);
     }
 }
 
@@ -141,13 +130,8 @@ fn multiply<const N: usize>(tile: &Tile, x: &[u8; PIECE], out: &mut [[f32; TILE]
             let x = load_f32_bytes(x);
             for v in 0..VECTORS {
                 let w = load_f32(&w.as_chunks().0[first + v]);
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    sums[v] = match r {
-                        0 => vfmaq_laneq_f32::<0>(sums[v], w, x),
-                        1 => vfmaq_laneq_f32::<1>(sums[v], w, x),
-                        2 => vfmaq_laneq_f32::<2>(sums[v], w, x),
-                        _ => vfmaq_laneq_f32::<3>(sums[v], w, x),
-                    };
+                for r in 0..N {
+                    sums[r][v] = add_scaled(sums[r][v], w, x, r);
                 }
             }
         }

@@ -100,8 +100,8 @@ fn multiply<T: Quant, const P: usize, const N: usize>(
 ) {
     let octets = tile.q.as_chunks::<{ TILE / 2 }>().0;
     let xs = x.q.as_chunks::<16>().0.as_chunks::<P>().0;
-    let d = x.d.as_chunks::<4>().0;
-    let s = x.s.as_chunks::<4>().0;
+    let d: &[[u8; 8]; P] = x.d.as_chunks().0.as_array().expect("scales of P pairs");
+    let s: &[[u8; 8]; P] = x.s.as_chunks().0.as_array().expect("sums of P pairs");
     let out: &mut [[f32; TILE]; N] = out.as_mut_array().expect("N rows");
     for first in (0..TILE / 2).step_by(VECTORS) {
         for part in 0..T::PARTS {
@@ -124,6 +124,7 @@ fn multiply<T: Quant, const P: usize, const N: usize>(
                 let w = load_f32(&tile.d[part].as_chunks().0[at]);
                 let m = load_f32(&tile.m.as_chunks().0[at]);
                 for p in 0..P {
+                    let (d, s) = (load_f32x2_bytes(&d[p]), load_f32x2_bytes(&s[p]));
                     // Two rows of x with two weight rows each become one row of x with four.
                     let a = vreinterpretq_s64_s32(dots[p][2 * four]);
                     let b = vreinterpretq_s64_s32(dots[p][2 * four + 1]);
@@ -133,10 +134,9 @@ fn multiply<T: Quant, const P: usize, const N: usize>(
                         if row < N {
                             let dots = vcvtq_f32_s32(vreinterpretq_s32_s64(rows[i]));
                             let sums = &mut out[row].as_chunks_mut().0[at];
-                            let d = f32::from_ne_bytes(d[row]);
-                            let mut sum = vfmaq_n_f32(load_f32(sums), vmulq_f32(dots, w), d);
+                            let mut sum = add_scaled_2(load_f32(sums), vmulq_f32(dots, w), d, i);
                             if T::MIN && is_last {
-                                sum = vfmaq_n_f32(sum, m, f32::from_ne_bytes(s[row]));
+                                sum = add_scaled_2(sum, m, s, i);
                             }
                             store_f32(sums, sum);
                         }
@@ -145,4 +145,22 @@ fn multiply<T: Quant, const P: usize, const N: usize>(
             }
         }
     }
+}
+
+/// Adds `v` times lane `lane` of `scales`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn add_scaled_2(sum: float32x4_t, v: float32x4_t, scales: float32x2_t, lane: usize) -> float32x4_t {
+    if lane == 0 {
+        vfmaq_lane_f32::<0>(sum, v, scales)
+    } else {
+        vfmaq_lane_f32::<1>(sum, v, scales)
+    }
+}
+
+/// Loads 2 floats from their bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_f32x2_bytes(p: &[u8; 8]) -> float32x2_t {
+    vreinterpret_f32_u8(vcreate_u8(u64::from_ne_bytes(*p)))
 }
