@@ -9,12 +9,13 @@
 #   arguments   llama.cpp's own test of the patched command line
 #   bindings    the generated bindings are what the headers give
 #   clippy      no warning in any crate or target
+#   arm64       none for aarch64 in the kernels and the plug-in (where scripts/setup.sh arm64 has run)
 #   doc         rustdoc has no warning
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-CHECKS=(format scripts patches arguments bindings clippy doc)
+CHECKS=(format scripts patches arguments bindings clippy arm64 doc)
 
 check_format() {
     cargo fmt --all --check
@@ -50,6 +51,15 @@ check_bindings() {
 
 check_clippy() {
     with_ccache cargo clippy --quiet --locked --release --workspace --all-targets -- -D warnings
+}
+
+check_arm64() {
+    if [[ -x /usr/bin/rustc ]] && command -v aarch64-linux-gnu-gcc >/dev/null; then
+        "$REPO/scripts/test-arm64.sh" lint
+    else
+        log "arm64: SKIPPED, no compiler for it; scripts/setup.sh arm64 installs one"
+        [[ -z ${CI-} ]]
+    fi
 }
 
 check_doc() {
