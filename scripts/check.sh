@@ -8,6 +8,7 @@
 #   patches     ggml-patches/ apply to the pinned tree, and the built tree has the header of this one
 #   arguments   llama.cpp's own test of the patched command line
 #   bindings    the generated bindings are what the headers give
+#   operations  the README's table of operations is what was recorded
 #   clippy      no warning in any crate or target
 #   arm64       none for aarch64 in the kernels and the plug-in (where scripts/setup.sh arm64 has run)
 #   doc         rustdoc has no warning
@@ -15,7 +16,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-CHECKS=(format scripts patches arguments bindings clippy arm64 doc)
+CHECKS=(format scripts patches arguments bindings operations clippy arm64 doc)
 
 check_format() {
     cargo fmt --all --check
@@ -47,6 +48,10 @@ check_arguments() {
 
 check_bindings() {
     "$REPO/scripts/bindgen.sh" --check
+}
+
+check_operations() {
+    python3 "$REPO/scripts/test-backend-ops.py" --check
 }
 
 check_clippy() {

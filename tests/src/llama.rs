@@ -1,7 +1,6 @@
 //! Stock libllama on the CPU, as an oracle: full-sequence logits, and logits over a reused prefix.
 //!
-//! Independent of the engine: nothing here goes through our device, which these tests never register, and which would not
-//! be used for a model without offloaded layers.
+//! Independent of the engine, and of our device unless a test loads it ([`load_plugin`]) and names it ([`Llama::load_on`]).
 
 use std::ffi::CString;
 use std::path::Path;
@@ -9,6 +8,8 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use llama_cpp_sys_2 as llama;
+
+use crate::host::plugin;
 
 /// A model and one context of stock libllama, f32 K/V, flash attention off, bidirectional attention.
 #[derive(Debug)]
@@ -44,6 +45,18 @@ pub fn init() {
         // SAFETY: no arguments, called once.
         unsafe { llama::llama_backend_init() };
     });
+}
+
+/// Loads the plug-in into libllama's ggml; its device is then found by name.
+///
+/// # Panics
+/// When the host refuses it.
+pub fn load_plugin() {
+    init();
+    let path = CString::new(plugin().as_os_str().as_encoded_bytes()).expect("a path without NUL");
+    // SAFETY: the path is NUL-terminated; the plug-in is ours.
+    let reg = unsafe { llama::ggml_backend_load(path.as_ptr()) };
+    assert!(!reg.is_null(), "the host refused the plug-in");
 }
 
 impl Llama {

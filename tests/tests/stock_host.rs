@@ -117,16 +117,17 @@ fn quantised_weights_generate_as_on_the_cpu() {
     let Some(stock) = stock("quantised_weights_generate_as_on_the_cpu") else {
         return;
     };
-    for weights in ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS"] {
+    // With blocks of 256 the CPU quantises what they are multiplied with in other blocks than our kernels: see device_logits.
+    for weights in ["F16", "BF16", "Q8_0", "Q4_0", "IQ4_XS"] {
         let arguments = format!(
             "--arch llama --type {weights} --shape small --n-embd 256 --n-ff 512 --context 512"
         );
         let path = model(&format!("llama-{weights}"), &arguments);
-        // Repacked weights round differently on the CPU.
+        // Repacked weights round differently on the CPU, and so does its attention, which sums values in half floats.
         #[rustfmt::skip]
         assert_same_text(&stock, "llama-completion", &[
             "-m", text(&path), "-p", "one", "-no-cnv", "-n", "12", "--temp", "0", "--ignore-eos", "-t", "1",
-            "--no-repack",
+            "--no-repack", "-fa", "off", "-ctk", "f32", "-ctv", "f32",
         ]);
     }
 }
@@ -205,34 +206,72 @@ fn bench_runs_with_its_defaults() {
     assert!(rows[0].contains("pp512") && rows[1].contains("tg128"));
 }
 
+/// Runs a tool on the device and returns all that it says, graphs and nodes included.
+fn said(stock: &Stock, tool: &str, arguments: &[&str]) -> String {
+    let mut command = stock.tool(tool);
+    command
+        .args(arguments)
+        .args(["--device", NPU, "-t", "1", "-lv", "5"])
+        .env("GGML_SCHED_DEBUG", "2")
+        .env("LLADA_NPU_LOG", "debug");
+    let written = succeed(&mut command);
+    written.stdout + &written.stderr
+}
+
+/// Asserts that every graph is one piece, on the device.
+fn assert_no_splits(what: &str, all: &str) {
+    let splits: Vec<&str> = all
+        .match_indices("## SPLIT #")
+        .map(|(start, _)| all[start..].split(" # ").next().unwrap())
+        .collect();
+    assert!(!splits.is_empty(), "{what} shows no splits: {all}");
+    for split in &splits {
+        assert_eq!(*split, "## SPLIT #0: llada-npu", "{what}");
+    }
+}
+
+/// Asserts that the plug-in computed every node of every graph with its own kernels.
+fn assert_native(what: &str, all: &str) {
+    let counts: Vec<&str> = all
+        .lines()
+        .filter_map(|line| line.split_once("nodes computed: native "))
+        .map(|(_, counts)| counts)
+        .collect();
+    // One line for each operation, and the sum.
+    assert!(counts.len() > 7, "{what}: {counts:?}");
+    for count in counts {
+        let (_, delegated) = count.split_once(", delegated ").unwrap();
+        assert_eq!(delegated, "0", "{what}: {all}");
+    }
+}
+
 #[test]
-fn a_graph_has_no_splits() {
-    let Some(stock) = stock("a_graph_has_no_splits") else {
+fn graphs_have_no_splits_and_nothing_is_delegated() {
+    let name = "graphs_have_no_splits_and_nothing_is_delegated";
+    let Some(stock) = stock(name) else {
         return;
     };
-    let (llama, llada) = (llama(), llada());
-    #[rustfmt::skip]
-    let cases: [(&str, &[&str]); 2] = [
-        ("llama-completion", &["-m", text(&llama), "-p", "a b c", "-no-cnv", "-n", "2", "-c", "256"]),
-        ("llama-diffusion-cli", &[
-            "-m", text(&llada), "-p", "a b c", "-ub", "32", "--diffusion-steps", "1", "--diffusion-block-length", "32",
-        ]),
-    ];
-    for (tool, arguments) in cases {
-        let mut command = stock.tool(tool);
-        command
-            .args(arguments)
-            .args(["--device", NPU, "-t", "1", "-lv", "5"])
-            .env("GGML_SCHED_DEBUG", "2");
-        let written = succeed(&mut command);
-        let all = written.stdout + &written.stderr;
-        let splits: Vec<&str> = all
-            .match_indices("## SPLIT #")
-            .map(|(start, _)| all[start..].split(" # ").next().unwrap())
-            .collect();
-        assert!(!splits.is_empty(), "{tool} shows no splits: {all}");
-        for split in &splits {
-            assert_eq!(*split, "## SPLIT #0: llada-npu", "{tool}");
+    for weights in ["F16", "Q8_0", "Q4_0"] {
+        for arch in ["llada", "dream", "llama", "qwen2"] {
+            let arguments = format!("--arch {arch} --type {weights} --shape small --context 2048");
+            let path = model(&format!("graph-{arch}-{weights}"), &arguments);
+            #[rustfmt::skip]
+            let (tool, arguments): (&str, &[&str]) = match arch {
+                "llada" | "dream" => ("llama-diffusion-cli", &[
+                    "-p", "a b c", "-ub", "32", "--diffusion-steps", "1", "--diffusion-block-length", "32",
+                ]),
+                // Long enough for the cache to be shifted.
+                _ => ("llama-completion", &[
+                    "-p", "a b c", "-no-cnv", "-n", "40", "-c", "32", "--context-shift", "--ignore-eos",
+                ]),
+            };
+            for attention in ["on", "off"] {
+                let what = format!("{arch} {weights} -fa {attention}");
+                let model = ["-m", text(&path), "-fa", attention];
+                let all = said(&stock, tool, &[&model, arguments].concat());
+                assert_no_splits(&what, &all);
+                assert_native(&what, &all);
+            }
         }
     }
 }

@@ -2,11 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing test panics")]
 
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use llada_npu_tests::host::plugin;
 use llada_npu_tests::llama::{self, Llama, nmse};
 use llada_npu_tests::numpy::Numpy;
 
@@ -30,12 +27,7 @@ fn on_device(path: &Path) -> Vec<Vec<f32>> {
 
 #[test]
 fn two_models_compute_beside_each_other() {
-    llama::init();
-    let path = CString::new(plugin().as_os_str().as_bytes()).unwrap();
-    // SAFETY: the path is NUL-terminated; the plug-in is ours.
-    let reg = unsafe { llama_cpp_sys_2::ggml_backend_load(path.as_ptr()) };
-    assert!(!reg.is_null(), "the host refused the plug-in");
-
+    llama::load_plugin();
     let mut numpy = Numpy::new();
     let llada = numpy.make("--arch llada --type F16 --shape tiny");
     let dream = numpy.make("--arch dream --type Q8_0 --shape tiny --seed 2");
