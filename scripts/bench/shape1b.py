@@ -92,7 +92,7 @@ def parse_args():
     parser.add_argument("--stock-bin", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stock-steps", type=int, default=8, help="steps that stock really runs; a divisor of 128")
-    parser.add_argument("--block-length", type=int, default=16, help="of ours")
+    parser.add_argument("--block-length", type=int, default=28, help="of ours")
     parser.add_argument("--keep", type=Path, help="write the numbers to this JSON file")
     args = parser.parse_args()
     for path in (args.model, args.ours, args.plugin, args.stock_bin / "llama-diffusion-cli"):

@@ -140,23 +140,15 @@ impl Totals {
 
     /// Returns every number with its name, as a table has them.
     pub(crate) fn columns(&self) -> [(&'static str, String); 22] {
-        let Forwards {
-            prefill,
-            refresh,
-            step,
-            promotion,
-            sweep,
-            total,
-        } = self.forwards;
         let number = |value: f64| format!("{value:.6}");
         [
             ("n_generated", self.n_generated.to_string()),
-            ("forwards", total.to_string()),
-            ("forwards_prefill", prefill.to_string()),
-            ("forwards_refresh", refresh.to_string()),
-            ("forwards_step", step.to_string()),
-            ("forwards_promotion", promotion.to_string()),
-            ("forwards_sweep", sweep.to_string()),
+            ("forwards", self.forwards.total.to_string()),
+            ("forwards_prefill", self.forwards.prefill.to_string()),
+            ("forwards_refresh", self.forwards.refresh.to_string()),
+            ("forwards_step", self.forwards.step.to_string()),
+            ("forwards_promotion", self.forwards.promotion.to_string()),
+            ("forwards_sweep", self.forwards.sweep.to_string()),
             ("rows_dense", self.rows_dense.to_string()),
             ("rows_padded", self.rows_padded.to_string()),
             ("rows_revision", self.rows_revision.to_string()),
