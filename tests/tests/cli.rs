@@ -144,6 +144,8 @@ fn the_report_is_one_json_object_in_the_file() {
     let path_text = path.to_str().expect("UTF-8");
     // One position per forward, so that there are steps after the prefill however sure the model is.
     let _answer = answer(&[
+        "--diffusion-mode",
+        "cached",
         "--diffusion-threshold",
         "inf",
         "--diffusion-json",
