@@ -17,7 +17,7 @@ main() {
         return
     fi
     exec python3 "$REPO/scripts/bench/modes.py" \
-        --model "$REPO/tests/models/llada-tiny-f16.gguf" \
+        --model "$REPO/tests/models/llada-tiny-q8_0.gguf" \
         --tasks "$REPO/tests/tasks/test.jsonl" \
         --ours "$TARGET/release/llada-npu" \
         "$@"
