@@ -50,9 +50,38 @@ pub(crate) enum Subcommands {
     /// Answer the prompts of a task file and count what is right
     #[command(args_override_self = true)]
     Eval(Box<EvalArgs>),
+    /// Measure this machine: kernels against ggml's CPU backend
+    #[command(args_override_self = true)]
+    Bench(BenchArgs),
     /// Show which libraries, devices and kernels are found, and why one is not used
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),
+}
+
+/// What there is to measure.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Benches {
+    /// Products and attention, operation by operation
+    Kernels,
+}
+
+/// Flags of `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    pub(crate) what: Benches,
+    /// Directory of a llama.cpp's libggml.so and libggml-cpu.so (shared, `GGML_BACKEND_DL`), to compare with
+    #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
+    pub(crate) ggml: PathBuf,
+    /// Threads of both sides [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Write one JSON object to stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// One small shape, to see that everything works
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// Flags of `doctor`.

@@ -1,11 +1,11 @@
-//! Command line of llada-npu: `run`, `eval` and `doctor`.
+//! Command line of llada-npu: `run`, `eval`, `bench` and `doctor`.
 //!
 //! Thin: it parses, calls the library and prints. What goes where:
 //!
 //! | module | what |
 //! |---|---|
 //! | [`args`], [`argv`] | the command line, in llama.cpp's spelling |
-//! | [`run`], [`eval`], [`doctor`] | one subcommand each |
+//! | [`run`], [`eval`], [`bench`], [`doctor`] | one subcommand each |
 //! | [`generation`] | the library's model and sessions, set up from flags |
 //! | [`prompt`], [`vocab`], [`utf8`] | text to tokens and back |
 //! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |
@@ -18,6 +18,7 @@
 mod answer;
 mod args;
 mod argv;
+mod bench;
 mod cpu;
 mod display;
 mod doctor;
@@ -58,6 +59,7 @@ fn dispatch() -> Result<(), Error> {
         Parsed::Text(text) => output::text(&text),
         Parsed::Command(Subcommands::Run(args)) => run::run(&args),
         Parsed::Command(Subcommands::Eval(args)) => eval::run(&args),
+        Parsed::Command(Subcommands::Bench(args)) => bench::run(&args),
         Parsed::Command(Subcommands::Doctor(args)) => doctor::run(&args),
     }
 }

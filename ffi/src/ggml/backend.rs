@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{self, NonNull};
 
 use super::api::Api;
+use super::context::Tensor;
 use super::sys;
 
 /// Copies a C string that ggml returned.
@@ -19,6 +20,9 @@ pub(crate) unsafe fn to_string(text: *const c_char) -> String {
         .to_string_lossy()
         .into_owned()
 }
+
+type ExtraBufts =
+    unsafe extern "C" fn(sys::ggml_backend_dev_t) -> *mut sys::ggml_backend_buffer_type_t;
 
 /// Non-owning handle of a buffer type; buffer types are static in ggml.
 #[derive(Clone, Copy, Debug)]
@@ -288,6 +292,39 @@ impl Device {
         // SAFETY: the device is static.
         let raw = unsafe { (self.api.ggml_backend_dev_buffer_type)(self.as_raw()) };
         NonNull::new(raw).map(|raw| BufferType::from_raw(self.api, raw))
+    }
+
+    /// Lists further buffer types of the device, such as those in which the CPU keeps weights repacked.
+    #[must_use]
+    pub fn extra_buffer_types(&self) -> Vec<BufferType> {
+        // SAFETY: the device is static.
+        let reg = unsafe { (self.api.ggml_backend_dev_backend_reg)(self.as_raw()) };
+        let name = c"ggml_backend_dev_get_extra_bufts".as_ptr();
+        // SAFETY: a device belongs to a registry, which is static; the name is NUL-terminated.
+        let symbol = unsafe { (self.api.ggml_backend_reg_get_proc_address)(reg, name) };
+        if symbol.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the function of that name has this signature in every backend (ggml-backend.h).
+        let list = unsafe { std::mem::transmute::<*mut c_void, ExtraBufts>(symbol) };
+        // SAFETY: the device is static.
+        let mut next = unsafe { list(self.as_raw()) };
+        let mut types = Vec::new();
+        while !next.is_null() {
+            // SAFETY: the list is static and ends with NULL, which is not reached yet.
+            let raw = unsafe { *next };
+            let Some(raw) = NonNull::new(raw) else { break };
+            types.push(BufferType::from_raw(self.api, raw));
+            next = next.wrapping_add(1);
+        }
+        types
+    }
+
+    /// Tells whether the device computes an operation on its operands, where they lie.
+    #[must_use]
+    pub fn supports_op(&self, op: &Tensor) -> bool {
+        // SAFETY: the device is static, and the tensor keeps its context alive.
+        unsafe { (self.api.ggml_backend_dev_supports_op)(self.as_raw(), op.raw.as_ptr()) }
     }
 
     /// Makes a backend instance on the device.

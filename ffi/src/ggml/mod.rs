@@ -9,6 +9,7 @@
 //! | [`context`] | contexts, tensors and the graph builders |
 //! | [`memory`] | tensors with data: static sets and graphs that can run |
 //! | [`plugin`] | our own backend: vtables made of safe traits |
+//! | [`loader`] | loading a ggml that the process is not linked with |
 //! | [`layouts`] | what we share with ggml, for comparison with a C compiler |
 //! | [`log`] | our messages to the host's logger |
 //! | [`backend`] | backend instances and the host's registry |
@@ -20,6 +21,7 @@ pub mod api;
 pub mod backend;
 pub mod context;
 pub mod layouts;
+pub mod loader;
 pub mod log;
 pub mod memory;
 pub mod op;

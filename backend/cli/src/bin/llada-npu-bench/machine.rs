@@ -1,0 +1,86 @@
+//! What the machine can do at best, by measurement.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use llada_npu_kernels::registry;
+use serde::Serialize;
+
+/// Bytes that each thread reads: more than caches hold.
+const READ_BYTES: usize = 256 << 20;
+
+/// Repetitions; the best counts.
+const REPEATS: usize = 10;
+
+/// Rounds of the integer probe in one repetition.
+const ROUNDS: usize = 1 << 17;
+
+/// Measured peaks of all threads together.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) threads: usize,
+    /// Multiplications and additions of 8-bit integers, in 1e9 per second; none where there is no probe for this CPU.
+    pub(crate) int8_peak_gops: Option<f64>,
+    /// Bytes read from memory, in 1e9 per second.
+    pub(crate) memory_gbps: f64,
+}
+
+impl Machine {
+    /// Measures this machine with a number of threads.
+    pub(crate) fn measure(threads: usize) -> Self {
+        let peak = registry::int8_probe().map(|probe| {
+            #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+            best(threads, |_| probe.run(ROUNDS) as f64)
+        });
+        let line: Vec<u8> = (0..=255).collect();
+        let bytes = line.repeat(threads * READ_BYTES / line.len());
+        let read = best(threads, |thread| {
+            let part = &bytes[thread * READ_BYTES..][..READ_BYTES];
+            // Several sums, so that a compiler keeps them in vectors.
+            let mut sums = [0u64; 16];
+            for words in part.as_chunks::<8>().0.as_chunks::<16>().0 {
+                for (sum, word) in sums.iter_mut().zip(words) {
+                    *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+                }
+            }
+            black_box(sums);
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+            let n = READ_BYTES as f64;
+            n
+        });
+        Self {
+            threads,
+            int8_peak_gops: peak.map(|peak| peak / 1e9),
+            memory_gbps: read / 1e9,
+        }
+    }
+}
+
+/// Runs the body on all threads at once and returns the best sum, per second, of what they return.
+fn best(threads: usize, body: impl Fn(usize) -> f64 + Sync) -> f64 {
+    let mut best: f64 = 0.0;
+    for _ in 0..REPEATS {
+        let barrier = Barrier::new(threads + 1);
+        let rate = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let (barrier, body) = (&barrier, &body);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        body(thread)
+                    })
+                })
+                .collect();
+            barrier.wait();
+            let start = Instant::now();
+            let work: f64 = workers
+                .into_iter()
+                .map(|worker| worker.join().expect("the body does not panic"))
+                .sum();
+            work / start.elapsed().as_secs_f64()
+        });
+        best = best.max(rate);
+    }
+    best
+}
