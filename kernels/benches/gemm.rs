@@ -12,6 +12,9 @@ use llada_npu_kernels::{F32Rows, registry};
 /// Bytes of weights that pass by before any is read again.
 const WEIGHTS: usize = 512 << 20;
 
+/// Bytes of a large page, on which weights lie in the backend as well.
+const HUGE_PAGE: usize = 2 << 20;
+
 const MATRICES: [(usize, usize); 3] = [(4096, 4096), (12288, 4096), (4096, 12288)];
 
 const ROWS: [usize; 8] = [1, 4, 8, 32, 64, 96, 128, 256];
@@ -31,8 +34,16 @@ fn main() {
     println!("int8 peak of a thread: {:.0} GOP/s", peak / 1e9);
     // Scales of 1/128: neither zeros nor subnormals.
     let line: [u8; 64] = std::array::from_fn(|i| [0x00, 0x20, 0x31, 0x20][i % 4]);
-    let bytes = &line.repeat(WEIGHTS / 64 + 1);
-    let bytes = &bytes[bytes.as_ptr().align_offset(64)..][..WEIGHTS];
+    let mut bytes = vec![0; WEIGHTS + HUGE_PAGE];
+    let start = bytes.as_ptr().align_offset(HUGE_PAGE);
+    let bytes = &mut bytes[start..][..WEIGHTS];
+    // SAFETY: advice on memory of ours, which nothing has touched yet; it changes no contents.
+    let _refused =
+        unsafe { libc::madvise(bytes.as_mut_ptr().cast(), WEIGHTS, libc::MADV_HUGEPAGE) };
+    for part in bytes.as_chunks_mut::<64>().0 {
+        *part = line;
+    }
+    let bytes = &*bytes;
     let read = best(3, || {
         let words = bytes.as_chunks().0.iter().map(|b| u64::from_ne_bytes(*b));
         std::hint::black_box(words.fold(0, u64::wrapping_add));

@@ -65,3 +65,83 @@ pub(super) fn finish<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
         words[QK / 4 + 1] = sum.to_ne_bytes();
     }
 }
+
+/// Defines, for an instruction set, the type of a kernel for tiles of one type, and how it becomes an
+/// [`Implementation`](crate::op::gemm::Implementation): with functions that a value of the module's `Cpu` makes safe to
+/// call.
+macro_rules! implementation {
+    ($name:ident, $block:literal, $prepare:expr, $strip:expr) => {
+        #[doc = concat!("`", stringify!($name), "` tiles.")]
+        #[derive(Debug)]
+        pub(crate) struct $name(Cpu);
+
+        impl $name {
+            /// Returns the implementation if this CPU can run it.
+            pub(crate) fn detect() -> Option<Self> {
+                Cpu::detect().map(Self)
+            }
+        }
+
+        impl Implementation for $name {
+            fn ty(&self) -> TileType {
+                TileType::$name
+            }
+
+            fn unit_size_bytes(&self, n_rows: usize) -> usize {
+                n_rows * $block
+            }
+
+            fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
+                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
+                unsafe { ($prepare)(x, k_tiles, units) }
+            }
+
+            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
+                unsafe { ($strip)(tiles, group, out) }
+            }
+        }
+    };
+}
+pub(super) use implementation;
+
+/// Defines `prepare`, which packs units of x quantised by the module's `quantize_block`.
+macro_rules! prepare {
+    ($features:literal, $offset:ty) => {
+        #[target_feature(enable = $features)]
+        fn prepare<
+            const BLOCK: usize,
+            const PARTS: usize,
+            const MIN: bool,
+            const OFFSET: $offset,
+        >(
+            x: &F32Rows<'_>,
+            k_tiles: Range<usize>,
+            units: &mut [u8],
+            order: [u8; 8],
+        ) {
+            let order = load_256(&shuffle(order));
+            each_block::<BLOCK>(x, k_tiles, units, |x, block| {
+                let (d, starts, q) = quantize_block::<OFFSET>(x);
+                let bytes = block
+                    .first_chunk_mut()
+                    .expect("a block starts with 32 bytes");
+                store_256(bytes, _mm256_shuffle_epi8(q, order));
+                let halves = [
+                    sum(_mm256_castsi256_si128(starts)),
+                    sum(_mm256_extracti128_si256::<1>(starts)),
+                ];
+                finish::<BLOCK, PARTS, MIN>(block, d, halves);
+            });
+        }
+
+        /// Returns the sum of four lanes.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn sum(v: __m128i) -> i32 {
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+        }
+    };
+}
+pub(super) use prepare;

@@ -10,6 +10,7 @@ use crate::block::QK;
 use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx2::{LANES, LINE};
+use crate::x86_64::block::implementation;
 use crate::x86_64::mem::*;
 
 /// Bytes of a packed block.
@@ -22,42 +23,19 @@ const ROWS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Cpu(());
 
-/// `F16` tiles.
-#[derive(Debug)]
-pub(crate) struct F16(Cpu);
-
-/// A decoded tile: `[half of the strip][element][vector]`.
-type Tile = [[[[f32; LANES]; 2]; QK]; 2];
-
-impl F16 {
-    /// Returns the implementation if this CPU can run it.
-    pub(crate) fn detect() -> Option<Self> {
+impl Cpu {
+    fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c"))
-        .then_some(Self(Cpu(())))
+        .then_some(Self(()))
     }
 }
 
-impl Implementation for F16 {
-    fn ty(&self) -> TileType {
-        TileType::F16
-    }
+implementation!(F16, 128, prepare, strip);
 
-    fn unit_size_bytes(&self, n_rows: usize) -> usize {
-        n_rows * BLOCK
-    }
-
-    fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-        // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-        unsafe { prepare(x, k_tiles, units) }
-    }
-
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
-        // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-        unsafe { strip(tiles, group, out) }
-    }
-}
+/// A decoded tile: `[half of the strip][element][vector]`.
+type Tile = [[[[f32; LANES]; 2]; QK]; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn prepare(x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {

@@ -18,7 +18,9 @@ use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx2::quant::quantize_block;
 use crate::x86_64::avx2::{LANES, LINE};
-use crate::x86_64::block::{NATURAL, NIBBLES, each_block, finish, shuffle};
+use crate::x86_64::block::{
+    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
+};
 use crate::x86_64::mem::*;
 
 /// Four-byte words of a block.
@@ -51,32 +53,13 @@ type Scales<const PARTS: usize> = ([[__m256; QUARTERS]; PARTS], [__m256; QUARTER
 macro_rules! kernel {
     ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $pairs:literal,
      $order:ident, $words:ident, $scales:ident) => {
-        #[doc = concat!("`", stringify!($name), "` tiles.")]
-        #[derive(Debug)]
-        pub(crate) struct $name(Cpu);
-
-        impl $name {
-            /// Returns the implementation if this CPU can run it.
-            pub(crate) fn detect() -> Option<Self> {
-                Cpu::detect().map(Self)
-            }
-        }
-
-        impl Implementation for $name {
-            fn ty(&self) -> TileType {
-                TileType::$name
-            }
-
-            fn unit_size_bytes(&self, n_rows: usize) -> usize {
-                n_rows * $block
-            }
-
-            fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-                unsafe { prepare::<$block, $parts, $min, $offset>(x, k_tiles, units, $order) }
-            }
-
-            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+        implementation!(
+            $name,
+            $block,
+            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| prepare::<$block, $parts, $min, $offset>(
+                x, k_tiles, units, $order
+            ),
+            {
                 #[target_feature(enable = "avx2,fma,f16c")]
                 fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     out.fill([0.0; TILE]);
@@ -86,10 +69,9 @@ macro_rules! kernel {
                         multiply::<$block, $parts, $min, $pairs>(&w, &scales, x, out);
                     }
                 }
-                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-                unsafe { body(tiles, group, out) }
+                body
             }
-        }
+        );
     };
 }
 
@@ -335,32 +317,4 @@ fn multiply<const BLOCK: usize, const PARTS: usize, const MIN: bool, const PAIRS
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn prepare<const BLOCK: usize, const PARTS: usize, const MIN: bool, const OFFSET: i16>(
-    x: &F32Rows<'_>,
-    k_tiles: Range<usize>,
-    units: &mut [u8],
-    order: [u8; 8],
-) {
-    let order = load_256(&shuffle(order));
-    each_block::<BLOCK>(x, k_tiles, units, |x, block| {
-        let (d, starts, q) = quantize_block::<OFFSET>(x);
-        let bytes = block
-            .first_chunk_mut()
-            .expect("a block starts with 32 bytes");
-        store_256(bytes, _mm256_shuffle_epi8(q, order));
-        let halves = [
-            sum(_mm256_castsi256_si128(starts)),
-            sum(_mm256_extracti128_si256::<1>(starts)),
-        ];
-        finish::<BLOCK, PARTS, MIN>(block, d, halves);
-    });
-}
-
-/// Returns the sum of four lanes.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn sum(v: __m128i) -> i32 {
-    let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
-    _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
-}
+prepare!("avx2,fma,f16c", i16);

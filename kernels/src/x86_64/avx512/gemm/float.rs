@@ -10,6 +10,7 @@ use crate::block::QK;
 use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx512::LINE;
+use crate::x86_64::block::implementation;
 use crate::x86_64::mem::*;
 
 /// Bytes of a packed block.
@@ -22,36 +23,13 @@ const ROWS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 struct Cpu(());
 
-/// `F16` tiles.
-#[derive(Debug)]
-pub(crate) struct F16(Cpu);
-
-impl F16 {
-    /// Returns the implementation if this CPU can run it.
-    pub(crate) fn detect() -> Option<Self> {
-        is_x86_feature_detected!("avx512f").then_some(Self(Cpu(())))
+impl Cpu {
+    fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avx512f").then_some(Self(()))
     }
 }
 
-impl Implementation for F16 {
-    fn ty(&self) -> TileType {
-        TileType::F16
-    }
-
-    fn unit_size_bytes(&self, n_rows: usize) -> usize {
-        n_rows * BLOCK
-    }
-
-    fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-        // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-        unsafe { prepare(x, k_tiles, units) }
-    }
-
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
-        // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-        unsafe { strip(tiles, group, out) }
-    }
-}
+implementation!(F16, 128, prepare, strip);
 
 #[target_feature(enable = "avx512f")]
 fn prepare(x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {

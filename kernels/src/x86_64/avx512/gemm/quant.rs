@@ -16,14 +16,17 @@ use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx512::LINE;
 use crate::x86_64::avx512::quant::quantize_block;
-use crate::x86_64::block::{NATURAL, NIBBLES, each_block, finish, shuffle};
+use crate::x86_64::block::{
+    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
+};
 use crate::x86_64::mem::*;
 
 /// Four-byte words of a block.
 const WORDS: usize = QK / 4;
 
-/// How far ahead of its use a tile is fetched, in bytes: the processor's own prefetching ends at every page.
-const AHEAD: usize = 4096;
+/// How far ahead of its use a tile is fetched, in bytes, with few rows and with many: the processor's own prefetching ends
+/// at every page.
+const AHEAD: [usize; 2] = [2048, 4096];
 
 /// The CPU has what every function here is compiled with: `avx512f`, `avx512bw`, `avx512vl`, `avx512vnni`, `avx512vbmi`
 /// and `f16c`.
@@ -50,38 +53,19 @@ type Words = [[__m512i; 2]; WORDS];
 macro_rules! kernel {
     ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $order:ident,
      $words:ident, $scales:ident) => {
-        #[doc = concat!("`", stringify!($name), "` tiles.")]
-        #[derive(Debug)]
-        pub(crate) struct $name(Cpu);
-
-        impl $name {
-            /// Returns the implementation if this CPU can run it.
-            pub(crate) fn detect() -> Option<Self> {
-                Cpu::detect().map(Self)
-            }
-        }
-
-        impl Implementation for $name {
-            fn ty(&self) -> TileType {
-                TileType::$name
-            }
-
-            fn unit_size_bytes(&self, n_rows: usize) -> usize {
-                n_rows * $block
-            }
-
-            fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-                unsafe { prepare::<$block, $parts, $min, $offset>(x, k_tiles, units, $order) }
-            }
-
-            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+        implementation!(
+            $name,
+            $block,
+            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| prepare::<$block, $parts, $min, $offset>(
+                x, k_tiles, units, $order
+            ),
+            {
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
                 fn few<const R: usize>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]; R]) {
                     let mut sums = [[_mm512_setzero_ps(); 2]; R];
                     let units = group.as_chunks::<$block>().0.as_chunks::<R>().0;
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch(tile);
+                        fetch(tile, AHEAD[0]);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for r in 0..R {
                             sums[r] = add::<$block, $parts, $min>(&w, &d, &m, &x[r], sums[r]);
@@ -97,7 +81,7 @@ macro_rules! kernel {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch(tile);
+                        fetch(tile, AHEAD[1]);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for (x, out) in x.iter().zip(&mut *out) {
                             store(
@@ -116,10 +100,9 @@ macro_rules! kernel {
                         _ => many(tiles, group, out),
                     }
                 }
-                // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-                unsafe { body(tiles, group, out) }
+                body
             }
-        }
+        );
     };
 }
 
@@ -309,9 +292,9 @@ fn scales_of_halves(tile: &[u8; 896]) -> ([[__m512; 2]; 2], [__m512; 2]) {
 /// Asks for the tile some way ahead.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fetch(tile: &[u8]) {
+fn fetch(tile: &[u8], ahead: usize) {
     for at in (0..tile.len()).step_by(LINE) {
-        prefetch(tile, AHEAD + at);
+        prefetch(tile, ahead + at);
     }
 }
 
@@ -364,32 +347,4 @@ fn add<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
     sums
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn prepare<const BLOCK: usize, const PARTS: usize, const MIN: bool, const OFFSET: u8>(
-    x: &F32Rows<'_>,
-    k_tiles: Range<usize>,
-    units: &mut [u8],
-    order: [u8; 8],
-) {
-    let order = load_256(&shuffle(order));
-    each_block::<BLOCK>(x, k_tiles, units, |x, block| {
-        let (d, starts, q) = quantize_block::<OFFSET>(x);
-        let bytes = block
-            .first_chunk_mut()
-            .expect("a block starts with 32 bytes");
-        store_256(bytes, _mm256_shuffle_epi8(q, order));
-        let halves = [
-            sum(_mm256_castsi256_si128(starts)),
-            sum(_mm256_extracti128_si256::<1>(starts)),
-        ];
-        finish::<BLOCK, PARTS, MIN>(block, d, halves);
-    });
-}
-
-/// Returns the sum of four lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn sum(v: __m128i) -> i32 {
-    let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
-    _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
-}
+prepare!("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c", u8);
