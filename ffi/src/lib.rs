@@ -3,6 +3,7 @@
 //! Raw types are private to this crate. Above it, tensors, graphs and tables are safe values with lifetimes, and a
 //! ggml backend is a set of safe traits whose C vtables are built here.
 
+pub mod affinity;
 pub mod ggml;
 mod guard;
 mod region;

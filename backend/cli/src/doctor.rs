@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ggml_llada_npu::abi;
 use ggml_llada_npu::device::host::Host;
+use ggml_llada_npu::memory::{self, Keep};
 use ggml_llada_npu::model::ModelFile;
 use llada_npu_ffi::ggml::Api;
 use llada_npu_kernels::{WeightType, registry};
@@ -33,6 +34,7 @@ struct Findings {
     kernels: Vec<Kernels>,
     /// Why the kernels are not those that were asked for.
     kernels_error: Option<String>,
+    repack: RepackFindings,
     qnn: &'static str,
     plugin: Plugin,
     model: Option<Model>,
@@ -57,6 +59,19 @@ struct Kernels {
     used: &'static str,
     /// Kernels that this CPU cannot run.
     unavailable: Vec<&'static str>,
+}
+
+/// Where repacked weights are kept.
+#[derive(Debug, Serialize)]
+struct RepackFindings {
+    /// `off`, `memory` or `cache`.
+    kept: &'static str,
+    dir: Option<PathBuf>,
+    n_files: usize,
+    size_bytes: u64,
+    max_bytes: u64,
+    /// Why it is not as the settings have it, or cannot be read.
+    error: Option<String>,
 }
 
 /// Our device in this process.
@@ -129,6 +144,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         devices: host::devices(),
         kernels,
         kernels_error,
+        repack: repack(),
         qnn: "not built in this version",
         plugin: plugin(),
         model: opened.as_ref().map(|(path, result)| Model {
@@ -184,6 +200,36 @@ fn backend() -> Backend {
         available: result.is_ok(),
         reason: result.err().map(|error| error.to_string()),
     }
+}
+
+/// Looks at the settings and at the directory of the cache.
+fn repack() -> RepackFindings {
+    let mut findings = RepackFindings {
+        kept: "off",
+        dir: None,
+        n_files: 0,
+        size_bytes: 0,
+        max_bytes: 0,
+        error: None,
+    };
+    match memory::keep() {
+        Ok(Keep::Nothing) => {}
+        Ok(Keep::Memory) => findings.kept = "memory",
+        Ok(Keep::Cache(cache)) => {
+            findings.kept = "cache";
+            findings.dir = Some(cache.dir().to_owned());
+            findings.max_bytes = cache.max_bytes();
+            match cache.contents() {
+                Ok(contents) => {
+                    findings.n_files = contents.n_files;
+                    findings.size_bytes = contents.size_bytes;
+                }
+                Err(error) => findings.error = Some(error.to_string()),
+            }
+        }
+        Err(error) => findings.error = Some(error.to_string()),
+    }
+    findings
 }
 
 fn kernels((ty, used): (WeightType, &'static str)) -> Kernels {
@@ -312,6 +358,7 @@ fn table(findings: &Findings) -> String {
         }
         line("kernel", value);
     }
+    line("repack", repack_line(&findings.repack));
     line("qnn", findings.qnn.to_owned());
     let plugin = &findings.plugin;
     let place = match (&plugin.path, plugin.found_by) {
@@ -327,6 +374,24 @@ fn table(findings: &Findings) -> String {
     );
     if let Some(model) = &findings.model {
         model_lines(model, line);
+    }
+    text
+}
+
+fn repack_line(repack: &RepackFindings) -> String {
+    let mut text = match (&repack.dir, repack.kept) {
+        (Some(dir), _) => format!(
+            "in {}: {} weights, {} of at most {} bytes",
+            dir.display(),
+            repack.n_files,
+            repack.size_bytes,
+            repack.max_bytes
+        ),
+        (None, "memory") => "in memory".to_owned(),
+        (None, _) => "off".to_owned(),
+    };
+    if let Some(error) = &repack.error {
+        text += &format!(" ({error})");
     }
     text
 }

@@ -201,6 +201,7 @@ impl BackendImpl for NpuBackend {
     }
 
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), ComputeError> {
+        self.accelerator.start_graph();
         self.work.clear();
         self.work.extend((0..graph.n_nodes()).map(|i| {
             classify(&self.codes, graph.node(i), |spec| {

@@ -26,6 +26,9 @@ pub trait Accelerator: std::fmt::Debug + Send {
     /// Returns the name, for people.
     fn name(&self) -> &'static str;
 
+    /// Gets ready for a graph that the calling thread is about to have computed.
+    fn start_graph(&mut self) {}
+
     /// Tells whether an operation can be computed, wherever its data lies.
     fn supports(&self, spec: &Spec) -> bool;
 

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
         .transpose()?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
-    let (scores, interrupted) = answer_tasks(&engine, args, &tasks, &variants, predictions)?;
+    let (scores, interrupted) = answer(&engine, args, &tasks, &variants, predictions)?;
     let scored = scores.finish(&variants);
     if let Some(file) = csv {
         file.write(&csv::text(&scored, &scores.against_first()))?;
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-fn answer_tasks(
+fn answer(
     engine: &Engine<'_>,
     args: &EvalArgs,
     tasks: &[Task],

@@ -154,6 +154,10 @@ impl Accelerator for Host {
         "host"
     }
 
+    fn start_graph(&mut self) {
+        self.pool.follow_caller();
+    }
+
     fn supports(&self, spec: &Spec) -> bool {
         supports(spec)
     }

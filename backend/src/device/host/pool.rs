@@ -19,8 +19,10 @@
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+use llada_npu_ffi::affinity::{CpuSet, ThreadId};
 
 use crate::device::DeviceError;
 pub use crate::memory::parallel::Panicked;
@@ -64,6 +66,8 @@ struct Shared {
     panicked: AtomicBool,
     stop: AtomicBool,
     n_parked: AtomicUsize,
+    /// Threads that have started, besides the caller.
+    threads: Mutex<Vec<ThreadId>>,
     parking: Mutex<()>,
     wake: Condvar,
     job: UnsafeCell<Job>,
@@ -79,6 +83,8 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Where the workers may run, and how many there are, as told last.
+    cpus: Option<(CpuSet, usize)>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -102,6 +108,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             n_parked: AtomicUsize::new(0),
+            threads: Mutex::default(),
             parking: Mutex::new(()),
             wake: Condvar::new(),
             job: UnsafeCell::new(Job {
@@ -113,6 +120,7 @@ impl Pool {
         let mut pool = Self {
             shared: Arc::new(shared),
             workers: Vec::new(),
+            cpus: None,
         };
         pool.start(n_threads)?;
         Ok(pool)
@@ -134,6 +142,25 @@ impl Pool {
             self.stop();
         }
         self.start(n_threads)
+    }
+
+    /// Lets the workers run where the calling thread may: a host tells its wish (`--cpu-mask`) to its own threads alone,
+    /// the one that calls us among them. A caller that is bound to a single processor (strict placement) has the others
+    /// stay where they are.
+    pub fn follow_caller(&mut self) {
+        let Some(cpus) = CpuSet::of_caller() else {
+            return;
+        };
+        let threads = lock(&self.shared.threads);
+        if cpus.len() < 2 || threads.is_empty() || self.cpus == Some((cpus, threads.len())) {
+            return;
+        }
+        for thread in threads.iter() {
+            if !cpus.apply_to(*thread) {
+                log::debug!("a thread cannot be bound to the caller's processors");
+            }
+        }
+        self.cpus = Some((cpus, threads.len()));
     }
 
     fn start(&mut self, n_threads: usize) -> Result<(), DeviceError> {
@@ -159,6 +186,7 @@ impl Pool {
                 log::error!("a thread of the pool ended by a panic");
             }
         }
+        lock(&self.shared.threads).clear();
         self.shared.stop.store(false, Ordering::SeqCst);
     }
 
@@ -256,7 +284,7 @@ impl Shared {
 
     fn wake_parked(&self) {
         // A worker that is about to park holds the lock from before its last look at the state until it waits.
-        drop(self.parking.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(lock(&self.parking));
         self.wake.notify_all();
     }
 
@@ -311,7 +339,7 @@ impl Shared {
             }
             std::hint::spin_loop();
         }
-        let mut lock = self.parking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parking = lock(&self.parking);
         self.n_parked.fetch_add(1, Ordering::SeqCst);
         let inside = loop {
             if let Some(inside) = self.join(seen) {
@@ -320,15 +348,23 @@ impl Shared {
             if self.stop.load(Ordering::SeqCst) {
                 break None;
             }
-            lock = self.wake.wait(lock).unwrap_or_else(PoisonError::into_inner);
+            parking = self
+                .wake
+                .wait(parking)
+                .unwrap_or_else(PoisonError::into_inner);
         };
         self.n_parked.fetch_sub(1, Ordering::SeqCst);
         inside
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The life of a worker.
 fn work(shared: &Shared) {
+    lock(&shared.threads).push(ThreadId::of_caller());
     // No loop has the epoch a new worker starts with twice: it may join the one that is open.
     let mut seen = 0;
     while let Some(inside) = shared.wait(&mut seen) {
@@ -449,6 +485,40 @@ mod tests {
             })
             .unwrap();
         }
+    }
+
+    #[test]
+    fn workers_follow_the_caller() {
+        let Some(all) = CpuSet::of_caller().filter(|cpus| cpus.len() > 1) else {
+            return;
+        };
+        let mut pool = Pool::new(2).unwrap();
+        let seen = |pool: &mut Pool| {
+            let seen = Mutex::new(Vec::new());
+            let barrier = std::sync::Barrier::new(2);
+            pool.for_each(2, |_| {
+                seen.lock().unwrap().push(CpuSet::of_caller());
+                barrier.wait();
+            })
+            .unwrap();
+            seen.into_inner().unwrap()
+        };
+        // Bound elsewhere by whoever made the pool, as a host's loader may be.
+        let one = all.first().unwrap();
+        while lock(&pool.shared.threads).is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(one.apply_to(lock(&pool.shared.threads)[0]));
+        assert!(seen(&mut pool).contains(&Some(one)));
+        pool.follow_caller();
+        assert_eq!(seen(&mut pool), [Some(all), Some(all)]);
+        // A caller with one processor keeps it for itself.
+        assert!(one.apply_to(ThreadId::of_caller()));
+        pool.follow_caller();
+        let mut cpus: Vec<usize> = seen(&mut pool).iter().flatten().map(CpuSet::len).collect();
+        cpus.sort_unstable();
+        assert_eq!(cpus, [1, all.len()]);
+        assert!(all.apply_to(ThreadId::of_caller()));
     }
 
     #[test]
