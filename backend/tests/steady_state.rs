@@ -39,7 +39,11 @@ static ALLOCATOR: Counting = Counting(AtomicUsize::new(0));
 
 /// Runs a product of `ne0` `Q8_0` or F32 weights with rows `ne1`, planes chosen by `ids` if there are any.
 fn check(type_: Type, ne0: [usize; 4], ne1: [usize; 4], ids: Option<(&[i32], usize)>) {
-    let (block, blck_size) = if type_ == Type::Q8_0 { (34, 32) } else { (4, 1) };
+    let (block, blck_size) = if type_ == Type::Q8_0 {
+        (34, 32)
+    } else {
+        (4, 1)
+    };
     let row_size = ne0[0] / blck_size * block;
     let size = row_size * ne0[1] * ne0[2];
     let store = WeightStore::new(Keep::Memory);
