@@ -32,6 +32,17 @@ pub(crate) trait Isa: Copy + Debug + Send + Sync + 'static {
     /// Returns the values of half floats, little endian; exact, NaN stays NaN.
     fn widen(self, x: &[u8; 2 * LANES]) -> [f32; LANES];
 
+    /// Returns `x * cos + y * sin` for every element, `y` being its neighbour in pairs 0 and 1, 2 and 3, …
+    #[inline(always)]
+    fn rotate_pairs(
+        self,
+        x: &[f32; LANES],
+        cos: &[f32; LANES],
+        sin: &[f32; LANES],
+    ) -> [f32; LANES] {
+        std::array::from_fn(|i| mul_add::<Self>(x[i], cos[i], x[i ^ 1] * sin[i]))
+    }
+
     /// Rounds to half floats, little endian (to nearest, ties to even; overflow to infinity).
     fn narrow(self, x: &[f32; LANES]) -> [u8; 2 * LANES];
 }

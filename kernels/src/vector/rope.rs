@@ -10,14 +10,14 @@ impl Body for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Isa>(self, _isa: I) {
+    fn run<I: Isa>(self, isa: I) {
         let Self(pairing, table, x, out) = self;
-        rotate::<I>(pairing, table, x, out);
+        rotate(isa, pairing, table, x, out);
     }
 }
 
 #[inline(always)]
-fn rotate<I: Isa>(pairing: Pairing, table: &[f32], x: Option<&[f32]>, out: &mut [f32]) {
+fn rotate<I: Isa>(isa: I, pairing: Pairing, table: &[f32], x: Option<&[f32]>, out: &mut [f32]) {
     let n_dims = table.len() / 2;
     let (out, rest) = out.split_at_mut(n_dims);
     let x = x.map(|x| x.split_at(n_dims));
@@ -26,14 +26,14 @@ fn rotate<I: Isa>(pairing: Pairing, table: &[f32], x: Option<&[f32]>, out: &mut 
     }
     let (cos, sin) = table.split_at(n_dims);
     match pairing {
-        Pairing::Normal => normal::<I>(cos, sin, x.map(|x| x.0), out),
+        Pairing::Normal => normal(isa, cos, sin, x.map(|x| x.0), out),
         Pairing::Neox => neox::<I>(cos, sin, x.map(|x| x.0), out),
     }
 }
 
 /// Partners are neighbours.
 #[inline(always)]
-fn normal<I: Isa>(cos: &[f32], sin: &[f32], x: Option<&[f32]>, out: &mut [f32]) {
+fn normal<I: Isa>(isa: I, cos: &[f32], sin: &[f32], x: Option<&[f32]>, out: &mut [f32]) {
     if let Some(x) = x {
         out.copy_from_slice(x);
     }
@@ -41,10 +41,7 @@ fn normal<I: Isa>(cos: &[f32], sin: &[f32], x: Option<&[f32]>, out: &mut [f32]) 
     let (cos_chunks, cos_tail) = cos.as_chunks::<LANES>();
     let (sin_chunks, sin_tail) = sin.as_chunks::<LANES>();
     for ((out, cos), sin) in chunks.iter_mut().zip(cos_chunks).zip(sin_chunks) {
-        let x = *out;
-        for i in 0..LANES {
-            out[i] = mul_add::<I>(x[i], cos[i], x[i ^ 1] * sin[i]);
-        }
+        *out = isa.rotate_pairs(out, cos, sin);
     }
     let tables = cos_tail
         .as_chunks::<2>()
@@ -88,7 +85,7 @@ impl Body for RotateF16<'_> {
         let mut row = [0.0; MAX_F16_ROW];
         let row = &mut row[..out.len() / 2];
         widen_row(isa, x.unwrap_or(out), row);
-        rotate::<I>(pairing, table, None, row);
+        rotate(isa, pairing, table, None, row);
         narrow_row(isa, row, out);
     }
 }

@@ -55,6 +55,17 @@ macro_rules! isa {
             }
 
             #[inline(always)]
+            fn rotate_pairs(
+                self,
+                x: &[f32; LANES],
+                cos: &[f32; LANES],
+                sin: &[f32; LANES],
+            ) -> [f32; LANES] {
+                // SAFETY: `self` exists only where the features of the callee were detected.
+                unsafe { rotate_pairs(x, cos, sin) }
+            }
+
+            #[inline(always)]
             fn narrow(self, x: &[f32; LANES]) -> [u8; 2 * LANES] {
                 // SAFETY: `self` exists only where the features of the callee were detected.
                 unsafe { narrow(x) }
@@ -73,6 +84,22 @@ fn widen(x: &[u8; 2 * LANES]) -> [f32; LANES] {
     let halves = x.as_chunks::<16>().0.iter();
     for (x, out) in halves.zip(out.as_chunks_mut::<8>().0) {
         store_f32x8(out, _mm256_cvtph_ps(load_128(x)));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn rotate_pairs(x: &[f32; LANES], cos: &[f32; LANES], sin: &[f32; LANES]) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    let (cos, sin) = (cos.as_chunks::<8>().0, sin.as_chunks::<8>().0);
+    for (i, x) in x.as_chunks::<8>().0.iter().enumerate() {
+        let x = load_f32x8(x);
+        // 1, 0, 3, 2 within each 128 bits.
+        let y = _mm256_permute_ps::<0b10_11_00_01>(x);
+        let turned = _mm256_mul_ps(y, load_f32x8(&sin[i]));
+        let sum = _mm256_fmadd_ps(x, load_f32x8(&cos[i]), turned);
+        store_f32x8(&mut out.as_chunks_mut::<8>().0[i], sum);
     }
     out
 }
