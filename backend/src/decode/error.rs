@@ -105,6 +105,17 @@ pub enum DecodeError {
         /// Length given, in tokens.
         found: usize,
     },
+    /// A text to revise, and parameters without revision.
+    #[error("the parameters have no revision")]
+    NoRevision,
+    /// A text to revise is longer than what is to be generated.
+    #[error("text of {found} tokens, at most {most} are to be generated")]
+    TextLength {
+        /// Tokens to generate.
+        most: u32,
+        /// Length given, in tokens.
+        found: usize,
+    },
     /// A prompt token is not in the vocabulary.
     #[error("prompt token {token} at position {pos} is outside the vocabulary of {n_vocab} tokens")]
     PromptToken {

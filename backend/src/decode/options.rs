@@ -43,7 +43,7 @@ pub static OPTIONS: &[OptionInfo] = &[
     option(
         "mode",
         "NAME",
-        "cached",
+        "full",
         EVERY,
         "reference: the model's official schedule, whole sequence every step; cached: prefix K/V and commits by \
          threshold; mbsd: cached with drafts right of the block; full: mbsd with revision of tokens that may still \
@@ -109,7 +109,7 @@ pub static OPTIONS: &[OptionInfo] = &[
     option(
         "tau-visible",
         "F",
-        "0.7",
+        "0.6",
         FULL,
         "full: positions of the block at least this confident get a token that may still change; inf = one per step",
     ),
@@ -160,7 +160,7 @@ pub static OPTIONS: &[OptionInfo] = &[
     option(
         "suffix",
         "WHAT",
-        "all",
+        "",
         CACHED,
         "cached, mbsd, full: masks right of the block that a step sees: none, the next N, all, or cached (K/V of the \
          block's first step)",

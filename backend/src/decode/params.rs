@@ -232,11 +232,22 @@ impl Resolved {
             ModeParams::Reference { cfg_scale, .. } if cfg_scale > 0.0 => 2 * self.n_canvas(),
             ModeParams::Reference { .. } => self.n_canvas(),
             ModeParams::Cached(_) => self.n_gen,
-            ModeParams::Full(full) => match full.revision {
-                None => self.n_gen,
-                // K/V of the masks now and, with context `window`, before; refreshed K/V; fresh rows of the revision path.
-                Some(_) => 3 * self.n_gen + self.n_canvas() + self.n_revision_rows(),
-            },
+            ModeParams::Full(full) => {
+                // Masks of the step and of a tail that is kept.
+                let masks = 2 * self.n_gen;
+                match full.revision {
+                    None => masks,
+                    Some(revision) => {
+                        // Fresh rows and those of the revision; with context `window` all that until a step later.
+                        let step = masks + self.n_gen + self.n_revision_rows();
+                        let n_steps = match revision.context {
+                            RevisionContext::Committed => 1,
+                            RevisionContext::Window => 2,
+                        };
+                        n_steps * step + self.n_canvas()
+                    }
+                }
+            }
         }
     }
 

@@ -28,7 +28,7 @@ use std::ops::Range;
 pub type Token = i32;
 
 /// Place of a row's K/V.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Slot {
     /// Long-term store, by slot number.
     Store(u32),

@@ -62,7 +62,7 @@ pub struct Params {
 }
 
 /// Mode where none is given.
-const DEFAULT_MODE: Mode = Mode::Cached;
+const DEFAULT_MODE: Mode = Mode::Full;
 
 impl Params {
     /// Sets an option from text; the last value given counts. Keys are those of [`OPTIONS`].
@@ -264,7 +264,7 @@ impl Params {
         let factor = self.factor.filter(|&factor| factor > 0.0);
         let bound = self.entropy_bound.filter(|&bound| bound > 0.0);
         let threshold = match mode {
-            Mode::Full => self.tau_visible.unwrap_or(0.7),
+            Mode::Full => self.tau_visible.unwrap_or(0.6),
             _ => self.threshold.unwrap_or(0.9),
         };
         let rule = match (factor, bound) {
@@ -288,7 +288,10 @@ impl Params {
                 local_threshold: self.local_threshold.unwrap_or(0.75),
                 stability: self.stability.unwrap_or(0.0),
             },
-            suffix: self.suffix.unwrap_or(Suffix::All),
+            suffix: self.suffix.unwrap_or(match mode {
+                Mode::Full => Suffix::None,
+                _ => Suffix::All,
+            }),
             refresh_blocks: self.refresh_blocks.unwrap_or(1),
             refresh_steps: self.refresh_steps.unwrap_or(0),
         })

@@ -145,6 +145,44 @@ impl Decoder {
         })
     }
 
+    /// Returns a decoder that revises a text: the generated positions start with the tokens of `text` as if they had been
+    /// committed and may still change, the others masked.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`DecodeError::NoRevision`] when the parameters have none,
+    /// [`DecodeError::TextLength`] for more tokens than are to be generated, [`DecodeError::PredictionToken`] for one that
+    /// cannot stand in a text.
+    pub fn revise(
+        resolved: Resolved,
+        prompt: &[Token],
+        text: &[Token],
+        seed: u64,
+    ) -> Result<Self, DecodeError> {
+        let mut decoder = Self::new(resolved, prompt, seed)?;
+        if text.len() > resolved.n_gen as usize {
+            return Err(DecodeError::TextLength {
+                most: resolved.n_gen,
+                found: text.len(),
+            });
+        }
+        let Strategy::Full(full) = &mut decoder.strategy else {
+            return Err(DecodeError::NoRevision);
+        };
+        for (pos, &token) in (resolved.n_prompt..).zip(text) {
+            if token == resolved.mask || !is_in(token, resolved.n_vocab) {
+                return Err(DecodeError::PredictionToken { pos, token });
+            }
+        }
+        full.start_with(&mut decoder.canvas, text, &mut decoder.events)?;
+        // Forwards come after the step that committed the text.
+        decoder.step = 1;
+        decoder.canvas.settle(&mut decoder.events);
+        if full.finish(&mut decoder.canvas, &mut decoder.events)? {
+            decoder.state = State::Done;
+        }
+        Ok(decoder)
+    }
+
     /// Returns the plan of the next forward, or `None` when nothing is left to decode.
     ///
     /// # Errors

@@ -85,7 +85,11 @@ fn steps_and_blocks_need_not_divide_the_length() {
                 "true",
             ];
             let reference = ["--diffusion-mode", "reference", "--diffusion-steps", steps];
-            for args in [length.to_vec(), [&length[..], &reference].concat()] {
+            let cached = ["--diffusion-mode", "cached"];
+            for args in [
+                [&length[..], &cached].concat(),
+                [&length[..], &reference].concat(),
+            ] {
                 let run = program.report(&MODELS.llada, &args);
                 // EOS is never chosen; EoT may end the text early.
                 let n: u64 = n.parse().expect("a number");
@@ -263,7 +267,7 @@ fn what_has_no_meaning_is_refused_by_name() {
             &["--diffusion-mode", "fast"],
             &["fast", "reference, cached, mbsd, full"],
         ),
-        (&["--diffusion-steps", "8"], &["steps", "cached"]),
+        (&["--diffusion-steps", "8"], &["steps", "full"]),
         (
             &[
                 "--diffusion-mode",
@@ -316,7 +320,9 @@ fn absurd_numbers_are_no_hang() {
     ];
     for program in programs("absurd_numbers_are_no_hang") {
         for args in harmless {
-            let run = program.report(&MODELS.llada, &[args, &["-n", "8"][..]].concat());
+            // A mode given by the case counts, as the later one.
+            let short = &["--diffusion-mode", "cached", "-n", "8"][..];
+            let run = program.report(&MODELS.llada, &[short, args].concat());
             assert!(run.count("forwards") <= 8, "{program:?} {args:?}");
         }
         let long = program.answer(&MODELS.llada, &["-c", "2000000000", "-n", "1999999000"]);

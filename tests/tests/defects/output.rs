@@ -140,7 +140,7 @@ fn report_and_progress_can_be_parsed() {
     ];
     let model = MODELS.constant("progress.gguf", &[(i32::from(b'a'), 1.0)]);
     for program in programs("report_and_progress_can_be_parsed") {
-        let run = program.report(&model, &["-n", "20"]);
+        let run = program.report(&model, &["-n", "20", "--diffusion-mode", "cached"]);
         for key in COUNTERS {
             let _is_there = run.count(key);
         }
@@ -155,7 +155,16 @@ fn report_and_progress_can_be_parsed() {
             (20, 20)
         );
 
-        let finished = program.answer(&model, &["-n", "20", "--diffusion-visual"]);
+        let finished = program.answer(
+            &model,
+            &[
+                "-n",
+                "20",
+                "--diffusion-mode",
+                "cached",
+                "--diffusion-visual",
+            ],
+        );
         let shares = progress(program, &finished.stderr);
         assert!(shares.len() > 5, "{program:?}: {finished:?}");
         assert!(shares.is_sorted(), "{program:?}: {shares:?}");

@@ -9,7 +9,9 @@ fn unsure(name: &str) -> std::path::PathBuf {
 }
 
 /// Options under which a step computes nothing but its block and what the last one committed, one position a step.
-const SPARSE: [&str; 8] = [
+const SPARSE: [&str; 10] = [
+    "--diffusion-mode",
+    "cached",
     "--diffusion-threshold",
     "inf",
     "--diffusion-block-length",
@@ -82,6 +84,8 @@ fn logits_are_computed_for_masks_of_the_block_alone() {
         let all = program.report(
             &model,
             &[
+                "--diffusion-mode",
+                "cached",
                 "--diffusion-threshold",
                 "inf",
                 "--diffusion-suffix",

@@ -40,7 +40,7 @@ use super::error::DecodeError;
 use super::event::{Event, Stage};
 use super::options::{Fill, Suffix};
 use super::params::{FullParams, Resolved};
-use super::plan::{ForwardKind, Predict, Prediction, Row, RowPlan, Slot, Split};
+use super::plan::{ForwardKind, Predict, Prediction, Row, RowPlan, Slot, Split, Token};
 use super::report::Report;
 
 use places::Places;
@@ -110,6 +110,24 @@ impl Full {
         }
     }
 
+    /// Commits a text before the first forward, visible.
+    ///
+    /// # Errors
+    /// [`DecodeError::NoRevision`].
+    pub(super) fn start_with(
+        &mut self,
+        canvas: &mut Canvas,
+        text: &[Token],
+        events: &mut Vec<Event>,
+    ) -> Result<(), DecodeError> {
+        let revision = self.revision.as_mut().ok_or(DecodeError::NoRevision)?;
+        for (pos, &token) in (self.n_prompt..).zip(text) {
+            revision.committed(pos, 0, 0.0);
+            canvas.change(pos, Change::CommitVisible(token), events)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn plan(&mut self, canvas: &Canvas, plan: &mut RowPlan) {
         plan.streams.clear();
         self.real.clear();
@@ -148,7 +166,8 @@ impl Full {
         let promotes = range.clone().any(|pos| canvas.stage(pos) == Stage::Draft);
         plan.kind = self.kind(block, promotes);
         let full = matches!(plan.kind, ForwardKind::Prefill | ForwardKind::Refresh);
-        let kept = self.params.cache.suffix == Suffix::Cached && !entered && !full;
+        let left = |&(pos, _): &(u32, u32)| canvas.is_masked(pos) && pos < canvas.limit();
+        let kept = !entered && !full && self.tail.iter().any(left);
         if !kept {
             let tail = self.tail.drain(..);
             let tail = tail.map(|(_, slot)| Slot::Scratch(slot)).collect();
@@ -161,7 +180,7 @@ impl Full {
             &self.params,
             &self.cost,
             (range, frontier),
-            (n_real, kept && !self.tail.is_empty()),
+            (n_real, kept),
             &self.yields,
         );
         self.add_predictors(canvas, &mut real);
@@ -268,7 +287,7 @@ impl Full {
         self.take_mask_slots(canvas, kept);
         let mut sight = Sight::of(canvas, &self.places);
         for &(pos, slot) in &self.tail {
-            if canvas.is_masked(pos) {
+            if canvas.is_masked(pos) && pos < canvas.limit() {
                 sight.replace(pos, Slot::Scratch(slot));
             }
         }
@@ -309,19 +328,16 @@ impl Full {
     /// Finds slots for the masked rows. A tail that later steps see comes first, so that it stays where it is.
     fn take_mask_slots(&mut self, canvas: &Canvas, kept: bool) {
         let keeps_tail = self.params.cache.suffix == Suffix::Cached && !kept;
+        let stays = |&pos: &u32| keeps_tail && canvas.stage(pos) == Stage::Invisible;
+        let (tail, right): (Vec<u32>, Vec<u32>) =
+            self.window.right.iter().partition(|pos| stays(pos));
+        for pos in tail {
+            self.tail.push((pos, self.places.take()));
+        }
         if keeps_tail {
-            for &pos in &self.window.right {
-                self.tail.push((pos, self.places.take()));
-            }
             self.masks.extend(&self.tail);
         }
-        let block = canvas.masked(self.window.block.clone());
-        let right = if keeps_tail {
-            &[]
-        } else {
-            &self.window.right[..]
-        };
-        for pos in block.chain(right.iter().copied()) {
+        for pos in canvas.masked(self.window.block.clone()).chain(right) {
             let slot = self.places.take();
             self.transient.push(Slot::Scratch(slot));
             self.masks.push((pos, slot));

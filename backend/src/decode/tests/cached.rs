@@ -20,7 +20,7 @@ fn decode(
     weights: Weights,
 ) -> (Resolved, Trace) {
     let n_prompt = u32::try_from(prompt.len()).unwrap();
-    let resolved = params(words)
+    let resolved = params(&format!("mode=cached {words}"))
         .resolve(&traits(shift, ends), n_prompt, n_gen)
         .unwrap();
     (resolved, run(resolved, prompt, 0, weights))
@@ -223,7 +223,7 @@ struct Script {
 impl Script {
     fn new(words: &str, shift: bool, prompt: &[Token], n_gen: u32) -> Self {
         let n_prompt = u32::try_from(prompt.len()).unwrap();
-        let resolved = params(words)
+        let resolved = params(&format!("mode=cached {words}"))
             .resolve(&traits(shift, true), n_prompt, n_gen)
             .unwrap();
         let decoder = Decoder::new(resolved, prompt, 0).unwrap();

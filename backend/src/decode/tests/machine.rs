@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
-use crate::decode::plan::{Predict, Row, Slot, Stream};
+use crate::decode::plan::{Predict, Slot, Stream};
 
 pub(super) const MASK: Token = 0;
 pub(in crate::decode) const EOS: Token = 1;
@@ -47,9 +47,10 @@ pub(super) fn hash(parts: &[u64]) -> u64 {
 
 /// K/V of one slot, and what was computed there.
 #[derive(Clone, Copy, Debug)]
-struct Kv {
-    token: Token,
-    pos: u32,
+pub(super) struct Kv {
+    pub(super) token: Token,
+    pub(super) pos: u32,
+    pub(super) step: u32,
     layers: [u64; 2],
 }
 
@@ -86,6 +87,28 @@ impl Weights {
             confidence,
             score: confidence,
             probe: 0.0,
+        }
+    }
+
+    /// The same with a probe, which is the predicted token in every other case.
+    fn probed(self, probe: Option<Token>, prediction: Prediction, output: u64) -> Prediction {
+        let Some(token) = probe else {
+            return prediction;
+        };
+        if output & (1 << 40) != 0 {
+            return Prediction {
+                token,
+                probe: prediction.confidence,
+                ..prediction
+            };
+        }
+        Prediction {
+            probe: if token == prediction.token {
+                prediction.confidence
+            } else {
+                1.0 - prediction.confidence
+            },
+            ..prediction
         }
     }
 
@@ -140,18 +163,23 @@ impl Machine {
         stages: &[Stage],
     ) -> Vec<Prediction> {
         self.check(plan, canvas, stages);
+        self.execute(plan)
+    }
+
+    /// Executes a plan that was checked.
+    pub(super) fn execute(&mut self, plan: &RowPlan) -> Vec<Prediction> {
         let mut layers: Vec<[u64; 2]> = Vec::new();
         for row in &plan.rows {
             layers.push([self.weights.first(row.token, row.pos), 0]);
         }
-        self.write(&plan.rows, &layers);
+        self.write(plan, &layers);
         let seen = self.seen(&plan.streams, 0);
         for (row, layers) in plan.rows.iter().zip(&mut layers) {
             layers[1] = self
                 .weights
                 .second(row.token, row.pos, seen[usize::from(row.stream)]);
         }
-        self.write(&plan.rows, &layers);
+        self.write(plan, &layers);
         let seen = self.seen(&plan.streams, 1);
         let output = |row: u32| {
             let row = row as usize;
@@ -160,17 +188,22 @@ impl Machine {
         };
         let predict = |wanted: &Predict| {
             let guided = wanted.uncond_row.map_or(0, output);
-            self.weights
-                .prediction(wanted.pos, output(wanted.row) ^ guided)
+            let output = output(wanted.row) ^ guided;
+            self.weights.probed(
+                wanted.probe,
+                self.weights.prediction(wanted.pos, output),
+                output,
+            )
         };
         plan.predict.iter().map(predict).collect()
     }
 
-    fn write(&mut self, rows: &[Row], layers: &[[u64; 2]]) {
-        for (row, &layers) in rows.iter().zip(layers) {
+    fn write(&mut self, plan: &RowPlan, layers: &[[u64; 2]]) {
+        for (row, &layers) in plan.rows.iter().zip(layers) {
             let kv = Kv {
                 token: row.token,
                 pos: row.pos,
+                step: plan.step,
                 layers,
             };
             match row.kv {
@@ -178,6 +211,14 @@ impl Machine {
                 Some(Slot::Scratch(slot)) => self.scratch.insert(slot, kv),
                 None => None,
             };
+        }
+    }
+
+    /// What was computed into a slot last.
+    pub(super) fn kv(&self, slot: Slot) -> Option<Kv> {
+        match slot {
+            Slot::Store(slot) => self.store.get(&slot).copied(),
+            Slot::Scratch(slot) => self.scratch.get(&slot).copied(),
         }
     }
 

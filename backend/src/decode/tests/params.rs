@@ -393,7 +393,7 @@ fn schedules_follow_the_model_and_the_option_given() {
         );
         assert_eq!(resolved.shift_logits, model.shift_logits);
     }
-    let cached = params("shift-logits=false mask-id=4")
+    let cached = params("mode=cached shift-logits=false mask-id=4")
         .resolve(&dream, 3, 9)
         .unwrap();
     let expected = ModeParams::Cached(CacheParams {

@@ -4,7 +4,7 @@ use super::super::*;
 use super::machine::{MASK, params, traits};
 
 fn decoder() -> Decoder {
-    let resolved = params("block-length=1")
+    let resolved = params("mode=cached block-length=1")
         .resolve(&traits(false, false), 1, 2)
         .unwrap();
     Decoder::new(resolved, &[5], 0).unwrap()
@@ -158,7 +158,9 @@ fn a_refused_absorb_changes_nothing_and_can_be_repeated() {
 
 #[test]
 fn a_wrong_prompt_is_refused() {
-    let resolved = params("").resolve(&traits(false, false), 2, 2).unwrap();
+    let resolved = params("mode=cached")
+        .resolve(&traits(false, false), 2, 2)
+        .unwrap();
     let error = Decoder::new(resolved, &[5], 0).unwrap_err();
     assert_eq!(
         error,
@@ -182,7 +184,7 @@ fn a_wrong_prompt_is_refused() {
 
 #[test]
 fn output_is_the_final_prefix_at_any_time() {
-    let resolved = params("block-length=2 threshold=inf")
+    let resolved = params("mode=cached block-length=2 threshold=inf")
         .resolve(&traits(false, true), 1, 4)
         .unwrap();
     let mut decoder = Decoder::new(resolved, &[5], 0).unwrap();
