@@ -2,12 +2,12 @@
 # Usage: scripts/test.sh [STAGE...]
 #
 # Sets up what is missing and runs every test. Each stage prints how long it took; the last line is the sum of all runners.
-# Stages, in this order: setup check light arm64 reference host tools. With arguments only these run.
+# Stages, in this order: setup check light asan arm64 reference host tools. With arguments only these run.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-STAGES=(setup check light arm64 reference host tools)
+STAGES=(setup check light asan arm64 reference host tools)
 
 passed=0
 failed=0
@@ -29,6 +29,10 @@ run_light() {
 
 run_arm64() {
     "$REPO/scripts/test-arm64.sh"
+}
+
+run_asan() {
+    "$REPO/scripts/asan.sh"
 }
 
 run_reference() {
