@@ -51,6 +51,8 @@ pub(super) trait Quant {
 /// Decodes integers, four elements of four rows to a vector: `q[g * 8 + v]` has elements from `4g` on of rows from `4v` on.
 #[target_feature(enable = "neon")]
 pub(super) fn quads<T: Quant>(tile: &[u8], out: &mut Tile) {
+    // Said once, so that no load below needs a check.
+    assert_eq!(tile.len(), T::TYPE.tile_size_bytes(), "bytes of a tile");
     scales::<T>(tile, out);
     for (g, out) in out.q.as_chunks_mut::<QUAD>().0.iter_mut().enumerate() {
         // SAFETY: this function is called where the CPU has `neon`, as its attribute says.
@@ -64,6 +66,8 @@ pub(super) fn quads<T: Quant>(tile: &[u8], out: &mut Tile) {
 /// Decodes integers, eight elements of two rows to a vector: `q[o * 16 + v]` has elements from `8o` on of rows from `2v` on.
 #[target_feature(enable = "neon")]
 pub(super) fn octets<T: Quant>(tile: &[u8], out: &mut Tile) {
+    // Said once, so that no load below needs a check.
+    assert_eq!(tile.len(), T::TYPE.tile_size_bytes(), "bytes of a tile");
     scales::<T>(tile, out);
     let lines = out.q.as_chunks_mut::<{ 2 * QUAD }>().0;
     for (o, out) in lines.iter_mut().enumerate() {

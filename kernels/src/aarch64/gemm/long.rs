@@ -3,66 +3,21 @@
 //! Two products of a weight and an x are at most 2 * 128 * 127, which 16 bits hold; pairs of such sums are added up in 32.
 
 use std::arch::aarch64::*;
-use std::ops::Range;
 
 use super::decode::{self, Quant, Tile};
 use super::unit::{self, Piece};
-use crate::F32Rows;
 use crate::aarch64::Neon;
 use crate::aarch64::mem::*;
 use crate::block::QK;
-use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 
 /// Vectors of weight rows at a time.
 const VECTORS: usize = 4;
 
-/// Weights of one type.
-#[derive(Debug)]
-pub(crate) struct Long {
-    ty: TileType,
-    _cpu: Neon,
-}
-
-impl Long {
-    /// Returns the implementation if this CPU can run it.
-    ///
-    /// # Panics
-    ///
-    /// When the type is not quantised.
-    pub(crate) fn detect(ty: TileType) -> Option<Self> {
-        assert_ne!(ty, TileType::F16, "quantised types");
-        Neon::detect().map(|cpu| Self { ty, _cpu: cpu })
-    }
-}
-
-impl Implementation for Long {
-    fn ty(&self) -> TileType {
-        self.ty
-    }
-
-    fn unit_size_bytes(&self, n_rows: usize) -> usize {
-        unit::size_bytes(n_rows, 1)
-    }
-
-    fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-        // SAFETY: `self` holds a `Neon`, made only where the features of the callee were detected.
-        unsafe { unit::prepare::<4>(x, k_tiles, 1, 1, units) }
-    }
-
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
-        let strip = match self.ty {
-            TileType::Q4_0 => strip::<decode::Q4_0>,
-            TileType::Q4_1 => strip::<decode::Q4_1>,
-            TileType::Q8_0 => strip::<decode::Q8_0>,
-            TileType::Q4K => strip::<decode::Q4K>,
-            TileType::Q6K => strip::<decode::Q6K>,
-            TileType::F16 => unreachable!("refused when the kernel was made"),
-        };
-        // SAFETY: `self` holds a `Neon`, made only where the features of the callee were detected.
-        unsafe { strip(tiles, group, out) }
-    }
-}
+family!(
+    /// Weights of one type.
+    Long: Neon, 4, 1, 1
+);
 
 #[target_feature(enable = "neon")]
 fn strip<T: Quant>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {

@@ -1,16 +1,13 @@
 //! Matrix products of 2 x 8 bytes with 8 x 2.
 
 use std::arch::aarch64::*;
-use std::ops::Range;
 
 use super::decode::{self, Quant, Tile};
 use super::unit::{self, Piece};
-use crate::F32Rows;
 use crate::aarch64::I8mm;
 use crate::aarch64::mem::*;
 use crate::aarch64::products::matrix;
 use crate::block::QK;
-use crate::op::gemm::Implementation;
 use crate::tile::{TILE, TileType};
 
 /// Rows of x at a time.
@@ -19,52 +16,10 @@ const ROWS: usize = 8;
 /// Vectors of weight rows at a time, two rows each.
 const VECTORS: usize = 4;
 
-/// Weights of one type.
-#[derive(Debug)]
-pub(crate) struct Matrix {
-    ty: TileType,
-    _cpu: I8mm,
-}
-
-impl Matrix {
-    /// Returns the implementation if this CPU can run it.
-    ///
-    /// # Panics
-    ///
-    /// When the type is not quantised.
-    pub(crate) fn detect(ty: TileType) -> Option<Self> {
-        assert_ne!(ty, TileType::F16, "quantised types");
-        I8mm::detect().map(|cpu| Self { ty, _cpu: cpu })
-    }
-}
-
-impl Implementation for Matrix {
-    fn ty(&self) -> TileType {
-        self.ty
-    }
-
-    fn unit_size_bytes(&self, n_rows: usize) -> usize {
-        unit::size_bytes(n_rows, 2)
-    }
-
-    fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
-        // SAFETY: `self` holds an `I8mm`, made only where the features of the callee were detected.
-        unsafe { unit::prepare::<8>(x, k_tiles, ROWS, 2, units) }
-    }
-
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
-        let strip = match self.ty {
-            TileType::Q4_0 => strip::<decode::Q4_0>,
-            TileType::Q4_1 => strip::<decode::Q4_1>,
-            TileType::Q8_0 => strip::<decode::Q8_0>,
-            TileType::Q4K => strip::<decode::Q4K>,
-            TileType::Q6K => strip::<decode::Q6K>,
-            TileType::F16 => unreachable!("refused when the kernel was made"),
-        };
-        // SAFETY: `self` holds an `I8mm`, made only where the features of the callee were detected.
-        unsafe { strip(tiles, group, out) }
-    }
-}
+family!(
+    /// Weights of one type.
+    Matrix: I8mm, 8, ROWS, 2
+);
 
 #[target_feature(enable = "neon,i8mm")]
 fn strip<T: Quant>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
@@ -90,6 +45,31 @@ fn strip<T: Quant>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     }
 }
 
+/// Products of `P` pairs of rows of x with pairs of weight rows.
+type Dots<const P: usize> = [[int32x4_t; VECTORS]; P];
+
+/// Adds the products of eight elements.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn octet<const P: usize>(
+    mut dots: Dots<P>,
+    w: &[[u8; 16]; TILE / 2],
+    first: usize,
+    x: &[[u8; 16]; P],
+) -> Dots<P> {
+    let mut xs = [vdupq_n_s8(0); P];
+    for p in 0..P {
+        xs[p] = load_s8(&x[p]);
+    }
+    for v in 0..VECTORS {
+        let w = load_s8(&w[first + v]);
+        for p in 0..P {
+            dots[p][v] = matrix(dots[p][v], xs[p], w);
+        }
+    }
+    dots
+}
+
 /// Adds the products of a tile with `N` rows, which are `P` pairs.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
@@ -98,48 +78,47 @@ fn multiply<T: Quant, const P: usize, const N: usize>(
     x: Piece<'_>,
     out: &mut [[f32; TILE]],
 ) {
-    let octets = tile.q.as_chunks::<{ TILE / 2 }>().0;
+    let w = tile.q.as_chunks::<{ TILE / 2 }>().0;
     let xs = x.q.as_chunks::<16>().0.as_chunks::<P>().0;
+    let xs: &[[[u8; 16]; P]; QK / 8] = xs.as_array().expect("32 elements");
     let d: &[[u8; 8]; P] = x.d.as_chunks().0.as_array().expect("scales of P pairs");
     let s: &[[u8; 8]; P] = x.s.as_chunks().0.as_array().expect("sums of P pairs");
     let out: &mut [[f32; TILE]; N] = out.as_mut_array().expect("N rows");
     for first in (0..TILE / 2).step_by(VECTORS) {
         for part in 0..T::PARTS {
+            // Written out, so that all sums of products stay in registers from the first to the last.
+            let o = part * QK / 8 / T::PARTS;
             let mut dots = [[vdupq_n_s32(0); VECTORS]; P];
-            for o in part * QK / 8 / T::PARTS..(part + 1) * QK / 8 / T::PARTS {
-                let mut x = [vdupq_n_s8(0); P];
-                for p in 0..P {
-                    x[p] = load_s8(&xs[o][p]);
-                }
-                for v in 0..VECTORS {
-                    let w = load_s8(&octets[o][first + v]);
-                    for p in 0..P {
-                        dots[p][v] = matrix(dots[p][v], x[p], w);
-                    }
-                }
+            dots = octet(dots, &w[o], first, &xs[o]);
+            dots = octet(dots, &w[o + 1], first, &xs[o + 1]);
+            if T::PARTS == 1 {
+                dots = octet(dots, &w[o + 2], first, &xs[o + 2]);
+                dots = octet(dots, &w[o + 3], first, &xs[o + 3]);
             }
-            let is_last = part + 1 == T::PARTS;
-            for four in 0..VECTORS / 2 {
-                let at = first / 2 + four;
-                let w = load_f32(&tile.d[part].as_chunks().0[at]);
-                let m = load_f32(&tile.m.as_chunks().0[at]);
-                for p in 0..P {
-                    let (d, s) = (load_f32x2_bytes(&d[p]), load_f32x2_bytes(&s[p]));
-                    // Two rows of x with two weight rows each become one row of x with four.
-                    let a = vreinterpretq_s64_s32(dots[p][2 * four]);
-                    let b = vreinterpretq_s64_s32(dots[p][2 * four + 1]);
-                    let rows = [vzip1q_s64(a, b), vzip2q_s64(a, b)];
-                    for i in 0..2 {
-                        let row = 2 * p + i;
-                        if row < N {
-                            let dots = vcvtq_f32_s32(vreinterpretq_s32_s64(rows[i]));
-                            let sums = &mut out[row].as_chunks_mut().0[at];
-                            let mut sum = add_scaled_2(load_f32(sums), vmulq_f32(dots, w), d, i);
-                            if T::MIN && is_last {
-                                sum = add_scaled_2(sum, m, s, i);
+            let has_min = T::MIN && part + 1 == T::PARTS;
+            let scales: &[[f32; 4]] = tile.d[part].as_chunks().0;
+            let minima: &[[f32; 4]] = tile.m.as_chunks().0;
+            let scales = [0, 1].map(|i| load_f32(&scales[first / 2 + i]));
+            let minima = [0, 1].map(|i| load_f32(&minima[first / 2 + i]));
+            for p in 0..P {
+                let (d, s) = (load_f32x2_bytes(&d[p]), load_f32x2_bytes(&s[p]));
+                // Two rows of x with two weight rows each become one row of x with four.
+                let v = dots[p].map(|v| vreinterpretq_s64_s32(v));
+                let even = [vzip1q_s64(v[0], v[1]), vzip1q_s64(v[2], v[3])];
+                let odd = [vzip2q_s64(v[0], v[1]), vzip2q_s64(v[2], v[3])];
+                for (i, dots) in [even, odd].into_iter().enumerate() {
+                    if 2 * p + i < N {
+                        let out: &mut [[f32; 4]] = out[2 * p + i].as_chunks_mut().0;
+                        let mut sums = [0, 1].map(|j| load_f32(&out[first / 2 + j]));
+                        for j in 0..2 {
+                            let dots = vcvtq_f32_s32(vreinterpretq_s32_s64(dots[j]));
+                            sums[j] = add_scaled_2(sums[j], vmulq_f32(dots, scales[j]), d, i);
+                            if has_min {
+                                sums[j] = add_scaled_2(sums[j], minima[j], s, i);
                             }
-                            store_f32(sums, sum);
                         }
+                        store_f32(&mut out[first / 2], sums[0]);
+                        store_f32(&mut out[first / 2 + 1], sums[1]);
                     }
                 }
             }

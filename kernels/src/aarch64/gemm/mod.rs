@@ -10,6 +10,64 @@
 //! | [`Long`] | 4 elements of 4 rows | 4 elements of 1 row, repeated | 1 |
 //! | [`F16`] | 1 element of 4 rows, f32 | 1 element of 4 rows, f32 | 4 |
 
+/// Declares a family: a kernel for tiles of any quantised type that runs the module's `strip`, with units of pieces of
+/// `$rows` rows, filled up to a multiple of `$granule`, in which `$run` elements of a row follow each other.
+macro_rules! family {
+    ($(#[$doc:meta])* $name:ident: $cpu:ident, $run:literal, $rows:expr, $granule:expr) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(crate) struct $name {
+            ty: TileType,
+            _cpu: $cpu,
+        }
+
+        impl $name {
+            /// Returns the implementation if this CPU can run it.
+            ///
+            /// # Panics
+            ///
+            /// When the type is not quantised.
+            pub(crate) fn detect(ty: TileType) -> Option<Self> {
+                assert_ne!(ty, TileType::F16, "quantised types");
+                $cpu::detect().map(|cpu| Self { ty, _cpu: cpu })
+            }
+        }
+
+        impl crate::op::gemm::Implementation for $name {
+            fn ty(&self) -> TileType {
+                self.ty
+            }
+
+            fn unit_size_bytes(&self, n_rows: usize) -> usize {
+                unit::size_bytes(n_rows, $granule)
+            }
+
+            fn prepare(
+                &self,
+                x: &crate::F32Rows<'_>,
+                k_tiles: std::ops::Range<usize>,
+                units: &mut [u8],
+            ) {
+                // SAFETY: `self` holds the proof that the features of the callee were detected.
+                unsafe { unit::prepare::<$run>(x, k_tiles, $rows, $granule, units) }
+            }
+
+            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                let strip = match self.ty {
+                    TileType::Q4_0 => strip::<decode::Q4_0>,
+                    TileType::Q4_1 => strip::<decode::Q4_1>,
+                    TileType::Q8_0 => strip::<decode::Q8_0>,
+                    TileType::Q4K => strip::<decode::Q4K>,
+                    TileType::Q6K => strip::<decode::Q6K>,
+                    TileType::F16 => unreachable!("refused when the kernel was made"),
+                };
+                // SAFETY: `self` holds the proof that the features of the callee were detected.
+                unsafe { strip(tiles, group, out) }
+            }
+        }
+    };
+}
+
 mod decode;
 mod dot;
 mod float;
