@@ -1,7 +1,8 @@
 //! Attention with online softmax, the algorithm shared by the tuned families.
 //!
-//! Rows of Q are packed once, `MR` to a group with their elements interleaved. Positions are taken in batches of up to
-//! [`BATCH`] steps of 32; steps that no row sees are left out:
+//! Rows of Q are packed once, `MR` to a group with their elements interleaved. Positions are taken in batches of
+//! [`BATCH`] steps of 32, counted from the first one; steps that no row sees are left out. A step that a row does not see
+//! changes none of its numbers, so that its result does not depend on the rows beside it.
 //!
 //! ```text
 //! for each batch
@@ -137,19 +138,17 @@ impl<M: Micro> Implementation for Flash<M> {
             scratch,
         };
         let n_kv = op.k.n_kv();
-        let mut starts = [0; BATCH];
-        let mut n_steps = 0;
-        for start in (0..n_kv).step_by(STEP) {
-            if op.sees(start, STEP.min(n_kv - start)) {
-                starts[n_steps] = start;
-                n_steps += 1;
+        for batch in (0..n_kv).step_by(SCORES) {
+            let mut starts = [0; BATCH];
+            let mut n_steps = 0;
+            for start in (batch..n_kv.min(batch + SCORES)).step_by(STEP) {
+                if op.sees(start, STEP.min(n_kv - start)) {
+                    starts[n_steps] = start;
+                    n_steps += 1;
+                }
             }
-            if n_steps == BATCH {
-                pass.batch(&starts);
-                n_steps = 0;
-            }
+            pass.batch(&starts[..n_steps]);
         }
-        pass.batch(&starts[..n_steps]);
     }
 }
 

@@ -13,7 +13,9 @@ use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
 use crate::device::{Accelerator, DeviceError, Op, Task};
-use crate::graph::{Segment, Work, classify, cut, describe, is_weight, n_threads_for, settle};
+use crate::graph::{
+    Segment, Work, classify, cut, describe, is_weight, n_threads_for, settle, touches_tiles,
+};
 use crate::memory::{PlainGuard, WeightStore};
 
 /// Identity of instances of this kind.
@@ -37,6 +39,12 @@ pub enum ComputeError {
         #[source]
         status: Status,
     },
+    /// K or V in tiles where no kernel of ours takes them; the host's CPU backend does not know them.
+    #[error("node {node}: K or V in tiles, in an operation that does not take them so")]
+    Tiles {
+        /// The node.
+        node: usize,
+    },
     /// A kernel of ours failed.
     #[error("node {node}: {source}")]
     Device {
@@ -56,7 +64,7 @@ impl From<ComputeError> for Status {
                 source: DeviceError::OutOfMemory { .. },
                 ..
             } => Self::ALLOC_FAILED,
-            ComputeError::Device { .. } => Self::FAILED,
+            ComputeError::Device { .. } | ComputeError::Tiles { .. } => Self::FAILED,
         }
     }
 }
@@ -153,6 +161,9 @@ impl NpuBackend {
         cost: u64,
     ) -> Result<(), ComputeError> {
         for i in nodes.clone().filter(|&i| self.work[i] != Work::Nothing) {
+            if touches_tiles(graph.node(i)) {
+                return Err(ComputeError::Tiles { node: i });
+            }
             settle(&self.codes, weights, graph.node(i), false);
             self.counts.add(graph.node(i), By::Delegated);
         }

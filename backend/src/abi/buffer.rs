@@ -5,35 +5,54 @@ use std::sync::Arc;
 use llada_npu_ffi::Region;
 use llada_npu_ffi::StableBytes;
 use llada_npu_ffi::ggml::Buffer;
-use llada_npu_ffi::ggml::plugin::{BufferImpl, RegImpl};
+use llada_npu_ffi::ggml::plugin::{Arrangement, BufferImpl, RegImpl};
 
 use super::InitError;
 use crate::memory::store::Source;
-use crate::memory::{FileIdentity, WeightStore};
+use crate::memory::{FileIdentity, KvTiles, WeightStore};
 use crate::model::mapped_file::MappedFile;
 
 /// Bytes at the start of a file that are part of its identity.
 const START_BYTES: usize = 64 << 10;
 
 /// A buffer in ggml's plain layout, as far as the host can see: weights that were used by products may lie in the store
-/// alone.
+/// alone. Or one of K or V in tiles, which has no weights.
 #[derive(Debug)]
 pub struct NpuBuffer {
     region: Arc<Region>,
-    store: Arc<WeightStore>,
+    contents: Contents,
+}
+
+#[derive(Debug)]
+enum Contents {
+    Plain(Arc<WeightStore>),
+    Tiles(KvTiles),
 }
 
 impl NpuBuffer {
     pub(super) fn new(region: Region, source: Source, store: &Arc<WeightStore>) -> Self {
         let (region, store) = (Arc::new(region), Arc::clone(store));
         store.add_buffer(Arc::clone(&region), source);
-        Self { region, store }
+        Self {
+            region,
+            contents: Contents::Plain(store),
+        }
+    }
+
+    /// Makes a buffer of K or V in tiles.
+    pub(super) fn tiles(region: Region, tiles: KvTiles) -> Self {
+        Self {
+            region: Arc::new(region),
+            contents: Contents::Tiles(tiles),
+        }
     }
 }
 
 impl Drop for NpuBuffer {
     fn drop(&mut self) {
-        self.store.remove_buffer(&self.region);
+        if let Contents::Plain(store) = &self.contents {
+            store.remove_buffer(&self.region);
+        }
     }
 }
 
@@ -43,11 +62,24 @@ impl BufferImpl for NpuBuffer {
     }
 
     fn reading<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
-        self.store.reading(address, size_bytes, copy)
+        match &self.contents {
+            Contents::Plain(store) => store.reading(address, size_bytes, copy),
+            Contents::Tiles(_) => copy(),
+        }
     }
 
     fn writing<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
-        self.store.writing(address, size_bytes, copy)
+        match &self.contents {
+            Contents::Plain(store) => store.writing(address, size_bytes, copy),
+            Contents::Tiles(_) => copy(),
+        }
+    }
+
+    fn arrangement(&self) -> Option<&dyn Arrangement> {
+        match &self.contents {
+            Contents::Plain(_) => None,
+            Contents::Tiles(tiles) => Some(tiles),
+        }
     }
 }
 

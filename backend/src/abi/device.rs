@@ -14,8 +14,8 @@ use super::NAME;
 use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
 use crate::device::host::{self, Host};
-use crate::graph::describe;
-use crate::memory::{Keep, WeightStore, host_memory};
+use crate::graph::{describe, touches_tiles};
+use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
 
 /// The device: kernels of ours, and the host's CPU device for what they do not cover.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub struct NpuDevice {
     codes: OpCodes,
     description: CString,
     buffer_type: NpuBufferType,
+    /// For K, then for V.
+    kv_buffer_types: [NpuBufferType; 2],
     store: Arc<WeightStore>,
 }
 
@@ -40,7 +42,8 @@ impl NpuDevice {
             cpu,
             codes: OpCodes::probe(api),
             description: CString::new(description).unwrap_or_default(),
-            buffer_type: NpuBufferType::new(Arc::clone(&store)),
+            buffer_type: NpuBufferType::Plain(Arc::clone(&store)),
+            kv_buffer_types: [KvTiles::K, KvTiles::V].map(NpuBufferType::Tiles),
             store,
         })
     }
@@ -76,6 +79,10 @@ impl DeviceImpl for NpuDevice {
         &self.buffer_type
     }
 
+    fn more_buffer_types(&self) -> &[NpuBufferType] {
+        &self.kv_buffer_types
+    }
+
     fn init_backend(&self, _params: Option<&CStr>) -> Option<NpuBackend> {
         let Some(delegate) = Delegate::new(self.api, &self.cpu) else {
             log::error!("host device {} makes no instance", self.cpu.name());
@@ -101,6 +108,9 @@ impl DeviceImpl for NpuDevice {
             // Rows of an embedding are read where they lie, so that a graph needs no second device for its first node;
             // what else meets weights of the CPU is computed where those are repacked for it.
             op_kind if op_kind != Op::GetRows && op.srcs().any(Node::is_weight_of_cpu) => false,
+            _ if touches_tiles(op) => {
+                describe(&self.codes, op).is_some_and(|spec| host::supports(&spec))
+            }
             _ => {
                 self.cpu.supports_op_anywhere(op)
                     || describe(&self.codes, op).is_some_and(|spec| host::supports(&spec))

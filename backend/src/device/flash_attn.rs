@@ -2,8 +2,9 @@
 
 use bytemuck::try_cast_slice_mut;
 use llada_npu_ffi::ggml::Type;
+use llada_npu_kernels::tile::TILE;
 
-use super::{Layout, OperandError, Source, Spec, Task};
+use super::{Layout, Op, OperandError, Source, Spec, Task};
 
 /// Parameters of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +24,8 @@ pub struct FlashAttnParams {
 pub struct FlashAttnShape {
     /// Parameters.
     pub params: FlashAttnParams,
+    /// K and V lie in tiles ([`llada_npu_kernels::tile::kv`]): f16, whole blocks, all heads of a layer.
+    pub tiles: bool,
     /// f32 `[d_k, n_tokens, r2 * n_head_kv, n3]`.
     pub q: Layout,
     /// f16 or f32 `[d_k, n_kv, n_head_kv, n3 / r3]`.
@@ -56,13 +59,19 @@ impl FlashAttnShape {
     /// # Errors
     ///
     /// The first thing that is wrong.
-    pub fn of(spec: &Spec, params: FlashAttnParams) -> Result<Self, OperandError> {
+    pub fn of(spec: &Spec) -> Result<Self, OperandError> {
+        let (params, tiles) = match spec.op {
+            Op::FlashAttnExt(params) => (params, false),
+            Op::FlashAttnTiles(params) => (params, true),
+            _ => return Err(OperandError::Dst),
+        };
         if let Some(sinks) = spec.srcs[4] {
             let type_ = sinks.type_;
             return Err(OperandError::Type { src: 4, type_ });
         }
         let shape = Self {
             params,
+            tiles,
             q: *rows(spec, 0, &[Type::F32])?,
             k: *rows(spec, 1, &[Type::F16, Type::F32])?,
             v: *rows(spec, 2, &[Type::F16, Type::F32])?,
@@ -104,6 +113,10 @@ impl FlashAttnShape {
             return Err(OperandError::Shape { src: 3 });
         }
         let ne = [v.ne[0], n_heads, n_tokens, n3];
+        if self.tiles {
+            check_tiles(1, k)?;
+            check_tiles(2, v)?;
+        }
         if dst.type_ != Type::F32 || dst.ne != ne || !dst.is_contiguous(4) {
             return Err(OperandError::Dst);
         }
@@ -114,6 +127,22 @@ impl FlashAttnShape {
     #[must_use]
     pub fn n_heads_per_kv(&self) -> usize {
         self.q.ne[2] / self.k.ne[2]
+    }
+}
+
+/// Checks that an operand is a run of whole blocks of tiles: of all heads, each of whole tiles.
+fn check_tiles(src: usize, layout: &Layout) -> Result<(), OperandError> {
+    let Layout { type_, ne, nb } = *layout;
+    if type_ != Type::F16 {
+        return Err(OperandError::Type { src, type_ });
+    }
+    let [d, n_kv, n_heads, n3] = ne;
+    let row = d.saturating_mul(n_heads).saturating_mul(2);
+    let is_whole = d.is_multiple_of(TILE) && n_kv.is_multiple_of(TILE) && n3 == 1;
+    if is_whole && nb[1] == row && (nb[2] == 2 * d || n_heads == 1) {
+        Ok(())
+    } else {
+        Err(OperandError::Shape { src })
     }
 }
 
@@ -142,8 +171,8 @@ impl<'a> FlashAttn<'a> {
     /// # Errors
     ///
     /// When they are not those of attention, or do not hold what their shapes say.
-    pub fn new(task: Task<'a>, params: FlashAttnParams) -> Result<Self, OperandError> {
-        let shape = FlashAttnShape::of(&task.spec, params)?;
+    pub fn new(task: Task<'a>) -> Result<Self, OperandError> {
+        let shape = FlashAttnShape::of(&task.spec)?;
         let data = |src: usize, layout: &Layout| {
             let data = match task.srcs[src] {
                 Source::Data(data) => data,

@@ -13,6 +13,7 @@ use llada_npu_kernels::op::rope::RopeParams;
 use llada_npu_kernels::op::unary::UnaryOp;
 
 use super::{FlashAttnParams, OperandError};
+use crate::memory::KvTiles;
 use crate::memory::PlainGuard;
 
 /// An operation and its parameters. `src0`… are the operands in ggml's order.
@@ -69,6 +70,10 @@ pub enum Op {
     Unary(UnaryOp),
     /// Matrix product of rows of `src1` with the planes of `src0` that `src2` says.
     MulMatId,
+    /// The same with `src1` and `src2` in tiles, from the first position of a block on.
+    FlashAttnTiles(FlashAttnParams),
+    /// Writes the f32 rows `src0` at the i64 or i32 indices `src1` of the result, in tiles, which `src2` shows before.
+    SetKvRows(KvTiles),
 }
 
 /// Type, shape and strides of a tensor in plain memory.

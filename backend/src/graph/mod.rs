@@ -15,7 +15,11 @@ pub use weights::{is_weight, settle};
 use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
 
+use llada_npu_ffi::ggml::plugin::Arrangement;
+use llada_npu_kernels::tile::TILE;
+
 use crate::device::{FlashAttnParams, Layout, Op, Spec};
+use crate::memory::KvTiles;
 use params::{binary_op, float, glu_op, rope_params, unary_op};
 
 /// Says what a node is, given which operations are computed by us.
@@ -38,6 +42,10 @@ pub fn classify(codes: &OpCodes, node: Node<'_>, is_native: impl FnOnce(&Spec) -
 pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
     let params = node.op_params();
     let op = match codes.classify(node.op_code()) {
+        op::Op::FlashAttnExt if is_kv_tiles(node) => Op::FlashAttnTiles(flash_attn(params)?),
+        op::Op::SetRows if node.mark().is_some() => Op::SetKvRows(KvTiles::of_mark(node.mark()?)?),
+        // Nothing else reads or writes tiles.
+        _ if touches_tiles(node) => return None,
         // The first parameter is a wish for precision, which we meet; others change what is computed or how.
         op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
         op::Op::FlashAttnExt => Op::FlashAttnExt(flash_attn(params)?),
@@ -79,15 +87,35 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
     Some(Spec { op, dst, srcs })
 }
 
+/// Tells whether an operand or the result lies in tiles: nobody but us computes such an operation.
+#[must_use]
+pub fn touches_tiles(node: Node<'_>) -> bool {
+    node.mark().is_some() || node.srcs().any(|src| src.mark().is_some())
+}
+
+/// Tells whether K and V of attention, and nothing else of it, lie in tiles, from the first position of a block on.
+fn is_kv_tiles(node: Node<'_>) -> bool {
+    let is = |i: usize, tiles: KvTiles| {
+        node.src(i).is_some_and(|src| {
+            let block = src.nb()[1].saturating_mul(TILE);
+            src.mark() == Some(tiles.mark())
+                && block > 0
+                && src.view_offset_bytes().is_multiple_of(block)
+        })
+    };
+    let others = [Some(node), node.src(0), node.src(3), node.src(4)];
+    let is_plain = |node: Node<'_>| node.mark().is_none();
+    is(1, KvTiles::K) && is(2, KvTiles::V) && others.into_iter().flatten().all(is_plain)
+}
+
 /// Reads the parameters of attention: scale, bias and bound, then a wish for precision and a bound of the positions that
 /// a row sees, which change nothing; others might.
 fn flash_attn(params: &[i32; 16]) -> Option<FlashAttnParams> {
-    let float = |i: usize| f32::from_bits(params[i].cast_unsigned());
     let known = params[5..].iter().all(|&param| param == 0);
     known.then(|| FlashAttnParams {
-        scale: float(0),
-        max_bias: float(1),
-        softcap: float(2),
+        scale: float(params[0]),
+        max_bias: float(params[1]),
+        softcap: float(params[2]),
     })
 }
 

@@ -10,12 +10,14 @@
 //! | [`tiles`] | the bytes of tiles: memory, or a mapped file |
 //! | [`cache`] | the directory of those files |
 //! | `key` | their names |
+//! | `kv` | K and V in tiles, as a host reads and writes them |
 //! | [`parallel`] | threads to work with, whoever has them |
 
 #![deny(unsafe_code)]
 
 pub mod cache;
 mod key;
+mod kv;
 pub mod parallel;
 pub mod shape;
 pub mod store;
@@ -28,7 +30,9 @@ use llada_npu_ffi::ggml::plugin::DeviceMemory;
 use crate::knobs::{KnobError, LLADA_NPU_CACHE_MAX, LLADA_NPU_REPACK, Repack, cache_dir};
 use cache::RepackCache;
 pub use key::FileIdentity;
+pub use kv::KvTiles;
 pub use store::{Keep, PlainGuard, WeightStore};
+pub use store::{Keep, WeightStore};
 
 /// Returns where tiles are kept, as the settings have it.
 ///

@@ -14,6 +14,8 @@
 //! [`STEP`] positions, counted from the first one, that no row of a call sees is not read at all). A row that sees
 //! nothing gives zeros. NaN makes the rows that see it NaN, infinities make them meaningless, and no others.
 //!
+//! The result of a row does not depend, in any bit, on the rows that share its call.
+//!
 //! With `A = max |scale| * sum |q * k|` and `B = max |v|` over what a row sees, results of two implementations differ by
 //! at most `B * 2^-21 * (d * A + A + softcap + n + 8)`, `n` being the positions. Probabilities below `2^-120` of the largest may
 //! be taken as 0.
@@ -156,9 +158,9 @@ impl StateLayout {
         self.d_v.next_multiple_of(16)
     }
 
-    /// Returns the floats of a state.
+    /// Returns the floats of a state; whole cache lines.
     pub const fn len(self) -> usize {
-        self.n_rows * (self.stride() + 2)
+        (self.n_rows * (self.stride() + 2)).next_multiple_of(16)
     }
 
     /// Tells whether a state has no floats.
@@ -181,7 +183,7 @@ impl StateLayout {
     pub(crate) fn split(self, state: &mut [f32]) -> State<'_> {
         assert_eq!(state.len(), self.len(), "floats of a state");
         let (acc, stats) = state.split_at_mut(self.n_rows * self.stride());
-        let (max, sum) = stats.split_at_mut(self.n_rows);
+        let (max, sum) = stats[..2 * self.n_rows].split_at_mut(self.n_rows);
         State { acc, max, sum }
     }
 }

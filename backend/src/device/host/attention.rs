@@ -1,8 +1,9 @@
 //! `FLASH_ATTN_EXT` on the pool.
 //!
-//! The work is cut three ways: heads of K and V (with the heads of Q that share them), runs of rows of Q, and, where
-//! these are few, runs of positions, whose states are merged at the end. The cut depends on shapes alone, so that results
-//! do not depend on the number of threads.
+//! The work is cut three ways: heads of K and V (with the heads of Q that share them), runs of rows of Q, and, where heads
+//! are few, runs of positions, whose states are merged in order. The runs of positions are shared out where there are not
+//! enough rows to share out. How positions are cut depends on heads and positions alone: a row's result depends neither on
+//! the number of threads nor on the rows beside it.
 
 #[cfg(test)]
 mod tests;
@@ -12,14 +13,19 @@ use std::cell::RefCell;
 use llada_npu_kernels::op::attention::{
     Attend, Attention, HeadRows, MAX_ROWS, Scores, StateLayout, finish, merge,
 };
+use llada_npu_kernels::tile::kv::{HeadTiles, Role};
 use llada_npu_kernels::{F32Rows, ShapeError, WeightRows, WeightType};
 
 use super::disjoint::Disjoint;
 use super::pool::{Panicked, Pool};
+use super::row_op::alibi_slope;
 use crate::device::{DeviceError, FlashAttn, FlashAttnShape, Layout};
 
 /// Pieces of work that are worth having: enough for the threads of any machine.
 const MANY_ITEMS: usize = 64;
+
+/// Floats of a cache line.
+const ALIGN: usize = 16;
 
 /// Fewest positions of a run, where they are cut.
 const MIN_RUN: usize = 512;
@@ -67,8 +73,7 @@ impl Cut {
         let n_tokens = even(q.ne[1], MAX_ROWS / n_heads);
         let (n_head_calls, n_token_calls) = (group.div_ceil(n_heads), q.ne[1].div_ceil(n_tokens));
         let n_planes = k.ne[2] * q.ne[3];
-        let n_calls = (n_head_calls * n_token_calls * n_planes).max(1);
-        let most_runs = MANY_ITEMS.div_ceil(n_calls);
+        let most_runs = MANY_ITEMS.div_ceil((n_head_calls * n_planes).max(1));
         let n_kv = k.ne[1].div_ceil(most_runs).max(MIN_RUN);
         let n_kv = n_kv.next_multiple_of(128);
         Self {
@@ -106,12 +111,7 @@ pub(super) fn run(
         slopes.extend((0..n_heads).map(|h| alibi_slope(shape.params.max_bias, n_heads, h)));
     }
     let state_len = StateLayout::new(cut.n_heads * cut.n_tokens, shape.v.ne[0]).len();
-    let n_states = if cut.n_runs > 1 {
-        cut.n_calls() * cut.n_runs
-    } else {
-        0
-    };
-    reserve(states, n_states * state_len)?;
+    let is_shared = cut.n_runs > 1 && cut.n_calls() < MANY_ITEMS;
     let pass = Pass {
         kernel,
         shape,
@@ -124,18 +124,24 @@ pub(super) fn run(
         state_len,
     };
     let dst = Disjoint::new(op.dst);
-    if cut.n_runs == 1 {
+    if !is_shared {
         pool.for_each(cut.n_calls(), |call| {
-            with_scratch(pass.scratch_len() + state_len, |scratch| {
-                let (state, scratch) = scratch.split_at_mut(state_len);
-                let state = &mut state[..pass.layout(call).len()];
+            with_scratch(pass.scratch_len() + 2 * state_len, |scratch| {
+                let len = pass.layout(call).len();
+                let (state, scratch) = scratch.split_at_mut(len);
+                let (other, scratch) = scratch.split_at_mut(len);
                 pass.attend(call, 0, state, scratch);
+                for run in 1..cut.n_runs {
+                    pass.attend(call, run, other, scratch);
+                    merge(pass.layout(call), state, other);
+                }
                 pass.write(call, state, &dst);
             });
         })?;
         return Ok(());
     }
-    let states = Disjoint::new(states);
+    reserve(states, cut.n_calls() * cut.n_runs * state_len + ALIGN)?;
+    let states = Disjoint::new(aligned(states));
     pass.attend_runs(pool, &states)?;
     pool.for_each(cut.n_calls(), |call| {
         let state = |run: usize| {
@@ -156,6 +162,12 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Returns the floats from the first that starts a cache line on.
+fn aligned(floats: &mut [f32]) -> &mut [f32] {
+    let start = floats.as_ptr().align_offset(4 * ALIGN).min(floats.len());
+    &mut floats[start..]
+}
+
 /// Makes `floats` at least `len` long.
 fn reserve(floats: &mut Vec<f32>, len: usize) -> Result<(), DeviceError> {
     let more = len.saturating_sub(floats.len());
@@ -172,24 +184,12 @@ fn reserve(floats: &mut Vec<f32>, len: usize) -> Result<(), DeviceError> {
 /// Lends this thread's memory, at least `len` floats of any contents.
 fn with_scratch(len: usize, body: impl FnOnce(&mut [f32])) {
     SCRATCH.with_borrow_mut(|scratch| {
-        if scratch.len() < len {
-            scratch.resize(len, 0.0);
+        let needed = len + ALIGN;
+        if scratch.len() < needed {
+            scratch.resize(needed, 0.0);
         }
-        body(&mut scratch[..len]);
+        body(&mut aligned(scratch)[..len]);
     });
-}
-
-/// Returns the slope of a head's mask: `2^(-max_bias (head + 1) / n)` for the first `n` heads, `n` the largest power of
-/// two not above their number, and for the others the odd steps of `2 n` heads.
-fn alibi_slope(max_bias: f32, n_heads: usize, head: usize) -> f32 {
-    let n = 1usize << n_heads.max(1).ilog2();
-    #[expect(clippy::cast_precision_loss, reason = "numbers of heads are small")]
-    let (step, n) = if head < n {
-        ((head + 1) as f32, n as f32)
-    } else {
-        ((2 * (head - n) + 1) as f32, 2.0 * n as f32)
-    };
-    (-max_bias / n * step).exp2()
 }
 
 /// One operation.
@@ -281,6 +281,7 @@ impl Pass<'_> {
             v,
             mask,
             params,
+            ..
         } = &self.shape;
         self.layout(call).clear(state);
         let call = self.call(call);
@@ -293,9 +294,14 @@ impl Pass<'_> {
             *head = checked(rows).slice(call.token, call.n_tokens);
         }
         let i3 = call.i3 / (q.ne[3] / k.ne[3]);
-        let plain = |data, layout| {
-            let rows = plain(data, layout, call.head_kv, i3);
-            HeadRows::Plain(rows.slice(start, n))
+        let head = |role, data, layout: &Layout| {
+            if self.shape.tiles {
+                let tiles = tiles(role, data, layout, call.head_kv);
+                HeadRows::Tiles(tiles.slice(start, n))
+            } else {
+                let rows = plain(data, layout, call.head_kv, i3);
+                HeadRows::Plain(rows.slice(start, n))
+            }
         };
         let mask = mask.as_ref().zip(self.mask).map(|(mask, data)| {
             let (i2, i3) = (call.head % mask.ne[2], call.i3 % mask.ne[3]);
@@ -305,8 +311,8 @@ impl Pass<'_> {
         });
         let op = Attend {
             q: &heads[..call.n_heads],
-            k: plain(self.k, k),
-            v: plain(self.v, v),
+            k: head(Role::K, self.k, k),
+            v: head(Role::V, self.v, v),
             mask,
             scores: Scores {
                 scale: params.scale,
@@ -351,6 +357,11 @@ fn plain<'a>(data: &'a [u8], layout: &Layout, i2: usize, i3: usize) -> WeightRow
         layout.nb[1],
         bytes,
     ))
+}
+
+fn tiles<'a>(role: Role, data: &'a [u8], layout: &Layout, head: usize) -> HeadTiles<'a> {
+    let [d, n_kv, n_heads, _] = layout.ne;
+    checked(HeadTiles::new(role, d * n_heads, head * d, d, n_kv, data))
 }
 
 fn checked<T>(rows: Result<T, ShapeError>) -> T {

@@ -8,6 +8,7 @@ mod disjoint;
 mod experts;
 mod gemm;
 mod kernels;
+mod kv_rows;
 mod mul_mat;
 pub mod pool;
 mod rope;
@@ -135,7 +136,6 @@ fn check(spec: &Spec) -> Result<(), OperandError> {
             let plain = experts::Shape::of(spec).map(|_| ());
             plain.or_else(|error| gemm::Shape::of(spec).map_or(Err(error), |_| Ok(())))
         }
-        Op::FlashAttnExt(params) => FlashAttnShape::of(spec, *params).map(|_| ()),
         Op::Binary(_) => row_op::check_binary(spec),
         Op::Cpy => copy::check_cpy(spec),
         Op::GetRows => copy::check_get_rows(spec),
@@ -146,6 +146,8 @@ fn check(spec: &Spec) -> Result<(), OperandError> {
         Op::Rope(params) => rope::check(spec, params),
         Op::SetRows => copy::check_set_rows(spec),
         Op::SoftMax { .. } => row_op::check_soft_max(spec),
+        Op::FlashAttnExt(_) | Op::FlashAttnTiles(_) => FlashAttnShape::of(spec).map(|_| ()),
+        Op::SetKvRows(_) => kv_rows::check(spec),
     }
 }
 
@@ -167,8 +169,8 @@ impl Accelerator for Host {
         let (pool, kernels) = (&mut self.pool, &self.kernels);
         match task.spec.op {
             Op::MulMat | Op::MulMatId => self.product(task),
-            Op::FlashAttnExt(params) => {
-                let op = FlashAttn::new(task, params)?;
+            Op::FlashAttnExt(_) | Op::FlashAttnTiles(_) => {
+                let op = FlashAttn::new(task)?;
                 attention::run(pool, &kernels.attention.1, &mut self.partials, op)
             }
             Op::Binary(op) => row_op::binary(pool, &kernels.binary.1, op, task),
@@ -190,6 +192,7 @@ impl Accelerator for Host {
             Op::Unary(op) => {
                 row_op::map_elements(pool, task, |x, out| kernels.unary.1.unary(op, x, out))
             }
+            Op::SetKvRows(tiles) => kv_rows::run(pool, &kernels.copy.1, tiles, task),
         }
     }
 

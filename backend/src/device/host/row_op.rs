@@ -236,7 +236,7 @@ pub(super) fn soft_max(
 
 /// Returns the slope of a head's mask: `2^(-max_bias (head + 1) / n)` for the first `n` heads, `n` the largest power of
 /// two that there are, then the odd half steps between.
-fn alibi_slope(max_bias: f32, n_heads: usize, head: usize) -> f32 {
+pub(super) fn alibi_slope(max_bias: f32, n_heads: usize, head: usize) -> f32 {
     if max_bias <= 0.0 {
         return 1.0;
     }

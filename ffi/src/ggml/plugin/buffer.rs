@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::context::Context;
 use super::layout::Layout;
-use super::{BufferImpl, BufferTypeImpl};
+use super::{Arrangement, BufferImpl, BufferTypeImpl};
 use crate::ggml::api::Api;
 use crate::ggml::sys;
 use crate::region::Region;
@@ -145,7 +145,7 @@ fn buffer_i<B: BufferImpl>() -> sys::ggml_backend_buffer_i {
     sys::ggml_backend_buffer_i {
         free_buffer: Some(free_buffer::<B>),
         get_base: Some(get_base::<B>),
-        init_tensor: None, // no state per tensor
+        init_tensor: Some(init_tensor::<B>),
         memset_tensor: Some(memset_tensor::<B>),
         set_tensor: Some(set_tensor::<B>),
         get_tensor: Some(get_tensor::<B>),
@@ -183,6 +183,22 @@ unsafe extern "C" fn get_base<B: BufferImpl>(buffer: sys::ggml_backend_buffer_t)
     })
 }
 
+unsafe extern "C" fn init_tensor<B: BufferImpl>(
+    buffer: sys::ggml_backend_buffer_t,
+    tensor: *mut sys::ggml_tensor,
+) -> sys::ggml_status {
+    // SAFETY: see get_base.
+    let context = unsafe { context::<B>(buffer) };
+    context.enter("buffer.init_tensor", sys::GGML_STATUS_FAILED, |b| {
+        if let Some(arrangement) = b.arrangement() {
+            let mark = arrangement.mark().address();
+            // SAFETY: the host passes a live tensor of the buffer, whose `extra` is the buffer's.
+            unsafe { (*tensor).extra = mark.cast_mut().cast() };
+        }
+        sys::GGML_STATUS_SUCCESS
+    })
+}
+
 unsafe extern "C" fn memset_tensor<B: BufferImpl>(
     buffer: sys::ggml_backend_buffer_t,
     tensor: *mut sys::ggml_tensor,
@@ -195,6 +211,10 @@ unsafe extern "C" fn memset_tensor<B: BufferImpl>(
     // SAFETY: the host passes a live tensor of the buffer.
     let tensor = unsafe { &*tensor };
     transfer(context, "buffer.memset_tensor", |b| {
+        if let Some(arrangement) = b.arrangement() {
+            // SAFETY: a live tensor, which the host promises that nobody uses now.
+            return unsafe { write_arranged(b, arrangement, tensor, offset, &vec![value; size]) };
+        }
         let to = writable(b.region(), tensor, offset, size)?;
         b.writing(to as usize, size, || {
             // SAFETY: the range lies in the region; the host promises that nobody uses it now.
@@ -242,6 +262,15 @@ unsafe extern "C" fn set_tensor_2d<B: BufferImpl>(
     let tensor = unsafe { &*tensor };
     transfer(context, "buffer.set_tensor", |b| {
         for i in 0..n_copies {
+            if let Some(arrangement) = b.arrangement() {
+                let from = data.cast::<u8>().wrapping_add(i * stride_data);
+                // SAFETY: the host promises `size` readable bytes.
+                let from = unsafe { std::slice::from_raw_parts(from, size) };
+                let offset = row_offset(offset, i, stride_tensor);
+                // SAFETY: a live tensor, which the host promises that nobody uses now.
+                unsafe { write_arranged(b, arrangement, tensor, offset, from) }?;
+                continue;
+            }
             let to = writable(
                 b.region(),
                 tensor,
@@ -274,6 +303,16 @@ unsafe extern "C" fn get_tensor_2d<B: BufferImpl>(
     let tensor = unsafe { &*tensor };
     transfer(context, "buffer.get_tensor", |b| {
         for i in 0..n_copies {
+            if let Some(arrangement) = b.arrangement() {
+                let to = data.cast::<u8>().wrapping_add(i * stride_data);
+                let mut bytes = vec![0; size];
+                let offset = row_offset(offset, i, stride_tensor);
+                // SAFETY: a live tensor, which the host promises that nobody writes now.
+                unsafe { read_arranged(b, arrangement, tensor, offset, &mut bytes) }?;
+                // SAFETY: the host promises `size` writable bytes.
+                unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, size) };
+                continue;
+            }
             let from = readable(
                 b.region(),
                 tensor,
@@ -337,6 +376,77 @@ enum TransferError {
     },
     #[error("buffer is read-only")]
     ReadOnly,
+    #[error("tensor [{ne0}, {ne1}] cannot lie in the layout of its buffer")]
+    Arrangement { ne0: i64, ne1: i64 },
+}
+
+/// Writes bytes of a tensor in a layout of its own.
+///
+/// # Safety
+/// `tensor` is a live tensor of `buffer`, and nobody else uses its data during the call.
+unsafe fn write_arranged<B: BufferImpl>(
+    buffer: &B,
+    arrangement: &dyn Arrangement,
+    tensor: &sys::ggml_tensor,
+    offset_bytes: usize,
+    data: &[u8],
+) -> Result<(), TransferError> {
+    let size_bytes = arranged_size(tensor, offset_bytes, data.len())?;
+    let memory = writable(buffer.region(), tensor, 0, size_bytes)?;
+    // SAFETY: the bytes lie in the region, which starts zeroed; the caller promises to be alone with them.
+    let memory = unsafe { std::slice::from_raw_parts_mut(memory, size_bytes) };
+    arrangement
+        .write(memory, tensor.nb[1], offset_bytes, data)
+        .then_some(())
+        .ok_or(not_arranged(tensor))
+}
+
+/// Reads bytes of a tensor in a layout of its own.
+///
+/// # Safety
+/// `tensor` is a live tensor of `buffer`, and nobody writes its data during the call.
+unsafe fn read_arranged<B: BufferImpl>(
+    buffer: &B,
+    arrangement: &dyn Arrangement,
+    tensor: &sys::ggml_tensor,
+    offset_bytes: usize,
+    data: &mut [u8],
+) -> Result<(), TransferError> {
+    let size_bytes = arranged_size(tensor, offset_bytes, data.len())?;
+    let memory = readable(buffer.region(), tensor, 0, size_bytes)?;
+    // SAFETY: the bytes lie in the region, which starts zeroed; the caller promises that nobody writes them.
+    let memory = unsafe { std::slice::from_raw_parts(memory, size_bytes) };
+    arrangement
+        .read(memory, tensor.nb[1], offset_bytes, data)
+        .then_some(())
+        .ok_or(not_arranged(tensor))
+}
+
+const fn not_arranged(tensor: &sys::ggml_tensor) -> TransferError {
+    let [ne0, ne1, ..] = tensor.ne;
+    TransferError::Arrangement { ne0, ne1 }
+}
+
+/// Returns the bytes of a tensor in a layout of its own: one of two dimensions, not a view, that holds the range.
+fn arranged_size(
+    tensor: &sys::ggml_tensor,
+    offset_bytes: usize,
+    size_bytes: usize,
+) -> Result<usize, TransferError> {
+    let [_, ne1, ne2, ne3] = tensor.ne;
+    let plain = tensor.view_src.is_null() && ne2 == 1 && ne3 == 1;
+    let total = usize::try_from(ne1)
+        .ok()
+        .and_then(|n| n.checked_mul(tensor.nb[1]));
+    let total = total.filter(|_| plain).ok_or(not_arranged(tensor))?;
+    match offset_bytes.checked_add(size_bytes) {
+        Some(end) if end <= total => Ok(total),
+        _ => Err(TransferError::Outside {
+            size_bytes,
+            offset_bytes,
+            buffer_bytes: total,
+        }),
+    }
 }
 
 /// Returns where copy `i` starts; what overflows is outside every buffer.
@@ -401,7 +511,7 @@ unsafe fn copy_tensor<B: BufferImpl>(
 ) -> bool {
     // SAFETY: live tensors, by the caller.
     let source = unsafe { &*src };
-    if source.buffer.is_null() || source.data.is_null() {
+    if source.buffer.is_null() || source.data.is_null() || target.arrangement().is_some() {
         return false;
     }
     // SAFETY: a tensor's buffer is alive as long as the tensor is used.

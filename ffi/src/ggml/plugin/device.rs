@@ -12,10 +12,11 @@ use crate::ggml::sys;
 /// State behind the device.
 pub(super) struct State<D: DeviceImpl> {
     pub(super) device: &'static D,
-    pub(super) buft: sys::ggml_backend_buffer_type_t,
+    /// Never empty; hosts use the first.
+    pub(super) bufts: Vec<sys::ggml_backend_buffer_type_t>,
 }
 
-// SAFETY: the buffer type is static and immutable after its registry is complete.
+// SAFETY: buffer types are static and immutable after its registry is complete.
 unsafe impl<D: DeviceImpl> Send for State<D> {}
 // SAFETY: as for Send.
 unsafe impl<D: DeviceImpl> Sync for State<D> {}
@@ -145,7 +146,7 @@ unsafe extern "C" fn get_buffer_type<D: DeviceImpl>(
 ) -> sys::ggml_backend_buffer_type_t {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-    context.describe("device.get_buffer_type", ptr::null_mut(), |s| s.buft)
+    context.describe("device.get_buffer_type", ptr::null_mut(), |s| s.bufts[0])
 }
 
 unsafe extern "C" fn supports_op<D: DeviceImpl>(
@@ -157,7 +158,7 @@ unsafe extern "C" fn supports_op<D: DeviceImpl>(
     context.enter("device.supports_op", false, |s| {
         // SAFETY: the host passes a live tensor with live operands.
         let node = unsafe { Node::new(context.api, op) };
-        node.operands_reachable(s.buft) && s.device.supports_op(node)
+        node.operands_reachable(&s.bufts) && s.device.supports_op(node)
     })
 }
 
@@ -167,8 +168,12 @@ unsafe extern "C" fn supports_buft<D: DeviceImpl>(
 ) -> bool {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
+<<<<<<< HEAD
     context.enter("device.supports_buft", false, |s| {
         // SAFETY: the host passes a live buffer type.
         buft == s.buft || unsafe { (context.api.ggml_backend_buft_is_host)(buft) }
     })
+=======
+    context.enter("device.supports_buft", false, |s| s.bufts.contains(&buft))
+>>>>>>> e0e6358 (device : K and V in tiles, as buffer types of their own)
 }

@@ -60,7 +60,7 @@ pub struct DeviceMemory {
 
 /// An integrated device: computes in the host's memory, but only on buffers of its own type.
 pub trait DeviceImpl: Send + Sync + 'static {
-    /// The one buffer type.
+    /// Buffer types.
     type BufferType: BufferTypeImpl;
     /// Instances.
     type Backend: BackendImpl;
@@ -74,8 +74,13 @@ pub trait DeviceImpl: Send + Sync + 'static {
     /// Returns the memory that the host may plan with; never zero.
     fn memory(&self) -> DeviceMemory;
 
-    /// Returns the buffer type.
+    /// Returns the buffer type that hosts use.
     fn buffer_type(&self) -> &Self::BufferType;
+
+    /// Returns further buffer types, which hosts do not ask for.
+    fn more_buffer_types(&self) -> &[Self::BufferType] {
+        &[]
+    }
 
     /// Makes an instance; `None`, with the reason logged, where that is impossible.
     fn init_backend(&self, params: Option<&CStr>) -> Option<Self::Backend>;
@@ -103,13 +108,77 @@ pub trait BufferTypeImpl: Send + Sync + 'static {
     fn max_size_bytes(&self) -> usize;
 }
 
-/// A buffer whose tensors lie in ggml's plain layout whenever the host looks.
+/// Names an [`Arrangement`] on the tensors that lie in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u8);
+
+/// How many marks there are.
+const N_MARKS: usize = 8;
+
+/// What a marked tensor's `extra` points to.
+static MARKS: [u8; N_MARKS] = [0; N_MARKS];
+
+impl Mark {
+    /// Returns mark `i`.
+    ///
+    /// # Panics
+    /// When `i` is not below 8.
+    #[must_use]
+    pub const fn new(i: u8) -> Self {
+        assert!((i as usize) < N_MARKS, "there are 8 marks");
+        Self(i)
+    }
+
+    fn address(self) -> *const u8 {
+        &raw const MARKS[usize::from(self.0)]
+    }
+
+    fn of_address(extra: usize) -> Option<Self> {
+        let i = extra.checked_sub(MARKS.as_ptr() as usize)?;
+        u8::try_from(i)
+            .ok()
+            .filter(|&i| usize::from(i) < N_MARKS)
+            .map(Self)
+    }
+}
+
+/// A layout of tensors that is not ggml's: contiguous tensors of two dimensions, in as many bytes.
+pub trait Arrangement {
+    /// Returns the mark of tensors in this layout.
+    fn mark(&self) -> Mark;
+
+    /// Writes `data` at byte `offset_bytes` of the plain layout of a tensor with rows of `row_size_bytes`, whose memory is
+    /// `tensor`. False where such a tensor cannot lie in this layout.
+    fn write(
+        &self,
+        tensor: &mut [u8],
+        row_size_bytes: usize,
+        offset_bytes: usize,
+        data: &[u8],
+    ) -> bool;
+
+    /// Reads bytes of the plain layout; else as [`write`](Self::write).
+    fn read(
+        &self,
+        tensor: &[u8],
+        row_size_bytes: usize,
+        offset_bytes: usize,
+        data: &mut [u8],
+    ) -> bool;
+}
+
+/// A buffer whose tensors lie in ggml's plain layout whenever the host looks, or in an [`Arrangement`].
 ///
 /// Between two looks an implementation may keep the bytes elsewhere: every access of the host passes through
 /// [`reading`](Self::reading) or [`writing`](Self::writing).
 pub trait BufferImpl: Send + Sync + 'static {
     /// Returns the memory; always the same.
     fn region(&self) -> &Region;
+
+    /// Returns the layout of tensors; `None` for ggml's. Always the same.
+    fn arrangement(&self) -> Option<&dyn Arrangement> {
+        None
+    }
 
     /// Runs `copy`, which reads `size_bytes` bytes at `address` of the region: they are then what the host wrote last, and
     /// stay so until `copy` returns.

@@ -51,7 +51,8 @@ pub struct Installed<R: RegImpl> {
     api: &'static Api,
     reg: NonNull<sys::ggml_backend_reg>,
     dev: NonNull<sys::ggml_backend_device>,
-    buft: NonNull<sys::ggml_backend_buffer_type>,
+    /// Never empty; hosts use the first.
+    bufts: Vec<NonNull<sys::ggml_backend_buffer_type>>,
     implementation: &'static R,
     marker: PhantomData<R>,
 }
@@ -109,8 +110,15 @@ impl<R: RegImpl> Installed<R> {
             reg,
             context: ptr::null_mut(),
         }));
-        let buft = L::leak::<BuftOf<R>>(dev, Context::into_context(api, device.buffer_type()));
-        let dev_context = DeviceContext::into_context(api, DeviceState { device, buft });
+        let bufts: Vec<_> = std::iter::once(device.buffer_type())
+            .chain(device.more_buffer_types())
+            .map(|buft| L::leak::<BuftOf<R>>(dev, Context::into_context(api, buft)))
+            .collect();
+        let state = DeviceState {
+            device,
+            bufts: bufts.clone(),
+        };
+        let dev_context = DeviceContext::into_context(api, state);
         // SAFETY: the box is ours and nobody else knows it yet.
         unsafe { (*dev).context = dev_context };
         let reg_context = RegContext::into_context(
@@ -126,7 +134,10 @@ impl<R: RegImpl> Installed<R> {
             api,
             reg: NonNull::new(reg).expect("a box is not NULL"),
             dev: NonNull::new(dev).expect("a box is not NULL"),
-            buft: NonNull::new(buft).expect("a box is not NULL"),
+            bufts: bufts
+                .into_iter()
+                .map(|buft| NonNull::new(buft).expect("a box is not NULL"))
+                .collect(),
             implementation,
             marker: PhantomData,
         }
@@ -153,7 +164,14 @@ impl<R: RegImpl> Installed<R> {
     /// Returns the buffer type.
     #[must_use]
     pub fn buffer_type(&self) -> BufferType {
-        BufferType::from_raw(self.api, self.buft)
+        BufferType::from_raw(self.api, self.bufts[0])
+    }
+
+    /// Returns the further buffer types, in the device's order.
+    pub fn more_buffer_types(&self) -> impl Iterator<Item = BufferType> {
+        self.bufts[1..]
+            .iter()
+            .map(|buft| BufferType::from_raw(self.api, *buft))
     }
 
     /// Tells the host's registry about ours. A plug-in is registered by the host's loader; this is for programs that
@@ -172,7 +190,7 @@ impl<R: RegImpl> Installed<R> {
         use super::BufferImpl;
 
         let size_bytes = buffer.region().size_bytes();
-        let raw = new_buffer(self.api, self.buft.as_ptr(), buffer, size_bytes);
+        let raw = new_buffer(self.api, self.bufts[0].as_ptr(), buffer, size_bytes);
         let raw = NonNull::new(raw).expect("ggml_backend_buffer_init allocates or throws");
         // SAFETY: a new buffer that nobody else knows.
         unsafe { Buffer::from_raw(self.api, raw) }

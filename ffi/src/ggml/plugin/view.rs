@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
+use super::Mark;
 use super::delegate::Delegate;
 use crate::ggml::api::Api;
 use crate::ggml::backend::Device;
@@ -129,6 +130,23 @@ impl<'a> Node<'a> {
         })
     }
 
+    /// Returns the mark of the arrangement that the data lie in; `None` for ggml's layout.
+    #[must_use]
+    pub fn mark(self) -> Option<Mark> {
+        let tensor = self.raw();
+        let root = NonNull::new(tensor.view_src).map_or(tensor, |source| {
+            // SAFETY: a live view's source is alive.
+            unsafe { source.as_ref() }
+        });
+        Mark::of_address(root.extra as usize)
+    }
+
+    /// Returns at which byte of the viewed tensor the data start; 0 where this is no view.
+    #[must_use]
+    pub fn view_offset_bytes(self) -> usize {
+        self.raw().view_offs
+    }
+
     /// Tells whether the tensor is a view of another one's data.
     #[must_use]
     pub fn is_view(self) -> bool {
@@ -163,10 +181,10 @@ impl<'a> Node<'a> {
     }
 
     /// Tells whether every operand lies in a buffer of `ours`, in plain host memory, or nowhere yet.
-    pub(super) fn operands_reachable(self, ours: sys::ggml_backend_buffer_type_t) -> bool {
+    pub(super) fn operands_reachable(self, ours: &[sys::ggml_backend_buffer_type_t]) -> bool {
         self.srcs().all(|src| {
             src.buffer_type().is_none_or(|buft| {
-                buft.as_ptr() == ours
+                ours.contains(&buft.as_ptr())
                     // SAFETY: buffer types are static.
                     || unsafe { (self.api.ggml_backend_buft_is_host)(buft.as_ptr()) }
             })

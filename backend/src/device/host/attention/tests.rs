@@ -6,6 +6,7 @@ use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row};
 use super::*;
 use crate::device::host::Host;
 use crate::device::{Accelerator, FlashAttnParams, Op, OperandError, Source, Spec, Task};
+use crate::memory::KvTiles;
 
 /// Operands with strides of their own.
 #[derive(Clone)]
@@ -63,6 +64,7 @@ struct Case {
     v: Tensor,
     mask: Option<Tensor>,
     params: FlashAttnParams,
+    tiles: bool,
 }
 
 /// What differs from case to case.
@@ -126,6 +128,7 @@ impl Case {
             v,
             mask,
             params,
+            tiles: false,
         }
     }
 
@@ -134,21 +137,34 @@ impl Case {
         Layout::contiguous(Type::F32, 4, [self.v.layout.ne[0], n_heads, n_tokens, n3])
     }
 
-    fn run(&self, n_threads: usize) -> Vec<f32> {
-        let dst = self.dst();
-        let layouts = [
+    fn tensors(&self) -> [Option<&Tensor>; 5] {
+        [
             Some(&self.q),
             Some(&self.k),
             Some(&self.v),
             self.mask.as_ref(),
             None,
-        ];
-        let spec = Spec {
-            op: Op::FlashAttnExt(self.params),
-            dst,
-            srcs: layouts.map(|tensor| tensor.map(|tensor| tensor.layout)),
+        ]
+    }
+
+    fn spec(&self) -> Spec {
+        let op = if self.tiles {
+            Op::FlashAttnTiles
+        } else {
+            Op::FlashAttnExt
         };
-        let srcs = layouts.map(|tensor| tensor.map_or(Source::Missing, |t| Source::Data(&t.bytes)));
+        Spec {
+            op: op(self.params),
+            dst: self.dst(),
+            srcs: self.tensors().map(|tensor| tensor.map(|t| t.layout)),
+        }
+    }
+
+    fn run(&self, n_threads: usize) -> Vec<f32> {
+        let (spec, dst) = (self.spec(), self.dst());
+        let srcs = self
+            .tensors()
+            .map(|t| t.map_or(Source::Missing, |t| Source::Data(&t.bytes)));
         let mut out = vec![f32::NAN; dst.n_elements().unwrap()];
         let task = Task {
             spec,
@@ -196,7 +212,9 @@ impl Case {
         let out = self.run(1);
         let [_, n_tokens, n_heads, n3] = self.q.layout.ne;
         let rows = out.chunks_exact(self.v.layout.ne[0]);
-        for (i, row) in rows.enumerate() {
+        // Of many rows some.
+        let step = rows.len().div_ceil(300);
+        for (i, row) in rows.enumerate().step_by(step) {
             let (head, token, i3) = (i % n_heads, i / n_heads % n_tokens, i / n_heads / n_tokens);
             assert!(i3 < n3);
             for (d, (out, expected)) in row.iter().zip(self.expected(i3, token, head)).enumerate() {
@@ -236,6 +254,14 @@ fn attention_of_every_shape() {
         ..SHAPE
     })
     .check("many rows");
+    Case::new(Shape {
+        n_tokens: 700,
+        n_kv: 1100,
+        group: 8,
+        n_head_kv: 1,
+        ..SHAPE
+    })
+    .check("many rows, runs one after another");
     Case::new(Shape {
         group: 70,
         n_head_kv: 1,
@@ -284,7 +310,7 @@ fn what_is_not_attention_is_refused() {
             ],
         };
         change(&mut spec);
-        FlashAttnShape::of(&spec, case.params).err()
+        FlashAttnShape::of(&spec).err()
     };
     assert_eq!(spec(|_| ()), None);
     let type_ = Type::Q8_0;
@@ -312,4 +338,92 @@ fn what_is_not_attention_is_refused() {
         s.srcs[2].as_mut().unwrap().ne[2] = 4;
     };
     assert_eq!(spec(heads), Some(broadcast));
+}
+
+/// Rows of all heads, as floats, written to tiles at shuffled positions.
+fn in_tiles(host: &mut Host, tiles: KvTiles, tensor: &Tensor) -> Tensor {
+    let [d, n_kv, n_heads, _] = tensor.layout.ne;
+    let n_embd = d * n_heads;
+    let ids: Vec<i64> = (0..n_kv as i64).map(|i| i ^ 5).collect();
+    let rows = ids.iter().flat_map(|id| {
+        let row = usize::try_from(*id).unwrap();
+        (0..n_heads).flat_map(move |head| tensor.row([row, head, 0]))
+    });
+    let x: Vec<u8> = rows.flat_map(f32::to_ne_bytes).collect();
+    let mut bytes = vec![0; 2 * n_embd * n_kv];
+    let dst = Layout::contiguous(Type::F16, 2, [n_embd, n_kv, 1, 1]);
+    let src0 = Layout::contiguous(Type::F32, 4, [n_embd, n_kv, 1, 1]);
+    let src1 = Layout::contiguous(Type::I64, 8, [n_kv, 1, 1, 1]);
+    let spec = Spec {
+        op: Op::SetKvRows(tiles),
+        dst,
+        srcs: [Some(src0), Some(src1), Some(dst), None, None],
+    };
+    let mut srcs = [Source::Missing; 5];
+    srcs[0] = Source::Data(&x);
+    srcs[1] = Source::Data(bytemuck::cast_slice(&ids));
+    srcs[2] = Source::InPlace;
+    let dst = &mut bytes;
+    host.run(Task { spec, dst, srcs }).unwrap();
+    let layout = Layout {
+        nb: [2, 2 * n_embd, 2 * d, 2 * n_embd * n_kv],
+        ..tensor.layout
+    };
+    Tensor { layout, bytes }
+}
+
+#[test]
+fn tiles_give_the_bits_of_plain_rows() {
+    let mut host = Host::with_kernels(2, &[]).unwrap();
+    for (n_tokens, n_kv) in [(5, 96), (33, 1056)] {
+        let mut case = Case::new(Shape {
+            d: [64, 96],
+            n_tokens,
+            n_kv,
+            ..SHAPE
+        });
+        let plain = case.run(2);
+        case.k = in_tiles(&mut host, KvTiles::K, &case.k);
+        case.v = in_tiles(&mut host, KvTiles::V, &case.v);
+        case.tiles = true;
+        assert!(case.run(2) == plain, "{n_tokens} {n_kv}");
+        // What is not whole blocks of all heads.
+        let refused = |change: fn(&mut Layout)| {
+            let mut spec = case.spec();
+            change(spec.srcs[1].as_mut().unwrap());
+            change(spec.srcs[2].as_mut().unwrap());
+            !host.supports(&spec)
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|k| k.ne[1] -= 1));
+        assert!(refused(|k| k.nb[1] += 64));
+        assert!(refused(|k| k.type_ = Type::F32));
+    }
+}
+
+#[test]
+fn an_index_that_is_no_row_writes_nothing() {
+    let mut host = Host::with_kernels(1, &[]).unwrap();
+    for ids in [[0i32, 32], [0, -1]] {
+        let mut bytes = vec![7; 2 * 64 * 32];
+        let dst = Layout::contiguous(Type::F16, 2, [64, 32, 1, 1]);
+        let src0 = Layout::contiguous(Type::F32, 4, [64, 2, 1, 1]);
+        let src1 = Layout::contiguous(Type::I32, 4, [2, 1, 1, 1]);
+        let spec = Spec {
+            op: Op::SetKvRows(KvTiles::V),
+            dst,
+            srcs: [Some(src0), Some(src1), Some(dst), None, None],
+        };
+        let mut srcs = [Source::Missing; 5];
+        srcs[0] = Source::Data(&[0; 4 * 64 * 2]);
+        srcs[1] = Source::Data(bytemuck::cast_slice(&ids));
+        srcs[2] = Source::InPlace;
+        let task = Task {
+            spec,
+            dst: &mut bytes,
+            srcs,
+        };
+        assert!(host.run(task).is_err());
+        assert!(bytes.iter().all(|byte| *byte == 7));
+    }
 }
