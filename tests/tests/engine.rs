@@ -222,7 +222,8 @@ fn mapped_weights_and_copied_weights_give_the_same_bits() {
     let path = trained("f16");
     llama::init();
     let mapped = abi::target().unwrap();
-    let copied = Target::new(mapped.api(), *mapped.device(), *mapped.buffer_type(), None);
+    let copied = Target::new(mapped.api(), *mapped.device(), *mapped.buffer_type(), None)
+        .with_kv_tiles(mapped.kv_tiles().unwrap());
     let all = plan(&tokens(9));
     let [a, b] = [mapped, copied].map(|target| row(&mut session(&load(&path, target)), &all, 8));
     assert_eq!(a, b);

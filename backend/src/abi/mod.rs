@@ -94,12 +94,13 @@ pub fn target() -> Result<Target, InitError> {
     let registry = registry()?;
     let api = Api::get().map_err(HostError::from)?;
     let adopt = |file: &_| buffer::from_mapped(file).ok();
-    Ok(Target::new(
-        api,
-        registry.device(),
-        registry.buffer_type(),
-        Some(adopt),
-    ))
+    let (device, buft) = (registry.device(), registry.buffer_type());
+    let target = Target::new(api, device, buft, Some(adopt));
+    let kv_tiles: Vec<_> = registry.more_buffer_types().collect();
+    Ok(match kv_tiles[..] {
+        [k, v] => target.with_kv_tiles([k, v]),
+        _ => target,
+    })
 }
 
 /// Adds the device to the host's registry, for programs that link this crate: llama.cpp then finds it by name.

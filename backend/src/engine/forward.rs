@@ -92,7 +92,7 @@ impl Forwarder {
             *model.target(),
             types,
             hparams.n_layer,
-            hparams.n_embd_kv(),
+            (hparams.n_embd_head, hparams.n_embd_kv()),
             Capacity::default(),
         )?;
         Ok(Self {
@@ -149,8 +149,9 @@ impl Forwarder {
     ) -> Result<(Logits<'_>, Times), EngineError> {
         check::check(plan, self.model.file().tokens().n_vocab)?;
         self.reserve(Capacity::of(plan))?;
-        let window = self.kv.capacity().window(&plan.streams);
-        let fused = graph::is_fused(&self.model, count(plan.rows.len()), &window);
+        let window = self.kv.window(&plan.streams);
+        let fused =
+            self.kv.is_fused() || graph::is_fused(&self.model, count(plan.rows.len()), &window);
         let share = |rows: Range<usize>, predict: Range<usize>| Share {
             rows,
             predict,

@@ -151,7 +151,7 @@ impl Lane {
         let weights = model.sets();
         let runner = &mut self.runner;
         let run = self.backend.with_abort_flag(abort, |backend| {
-            runner.run_beside(backend, &weights, kv.set())
+            runner.run_beside(backend, &weights, &kv.sets())
         });
         run.map_err(|status| match status {
             Status::ABORTED => EngineError::Cancelled,

@@ -12,7 +12,7 @@ use std::ops::Range;
 use crate::decode::plan::{RowPlan, Slot, Stream};
 
 /// Regions grow by whole steps of this many slots, so that growth is rare.
-const GROWTH: u32 = 64;
+pub(super) const GROWTH: u32 = 64;
 
 /// Number of slots of each region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

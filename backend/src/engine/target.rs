@@ -17,6 +17,7 @@ pub struct Target {
     device: Device,
     buft: BufferType,
     adopt: Option<Adopt>,
+    kv_tiles: Option<[BufferType; 2]>,
 }
 
 impl Target {
@@ -32,6 +33,16 @@ impl Target {
             device,
             buft,
             adopt,
+            kv_tiles: None,
+        }
+    }
+
+    /// Returns the target with buffer types for K and for V in tiles, which its device attends to.
+    #[must_use]
+    pub const fn with_kv_tiles(self, bufts: [BufferType; 2]) -> Self {
+        Self {
+            kv_tiles: Some(bufts),
+            ..self
         }
     }
 
@@ -45,9 +56,14 @@ impl Target {
         &self.device
     }
 
-    /// Type of all buffers.
+    /// Type of all buffers but those of K and V in tiles.
     pub const fn buffer_type(&self) -> &BufferType {
         &self.buft
+    }
+
+    /// Buffer types of K and of V in tiles, where the device has them.
+    pub const fn kv_tiles(&self) -> Option<[BufferType; 2]> {
+        self.kv_tiles
     }
 
     /// Buffer over a mapped file, where the target can use it in place.

@@ -32,7 +32,6 @@ use cache::RepackCache;
 pub use key::FileIdentity;
 pub use kv::KvTiles;
 pub use store::{Keep, PlainGuard, WeightStore};
-pub use store::{Keep, WeightStore};
 
 /// Returns where tiles are kept, as the settings have it.
 ///

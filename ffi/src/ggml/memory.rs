@@ -312,10 +312,10 @@ impl GraphRunner {
         weights: &[&TensorSet],
         store: &mut TensorSet,
     ) -> Result<(), Status> {
-        self.run_beside(backend, weights, store)
+        self.run_beside(backend, weights, &[store])
     }
 
-    /// As [`run`](Self::run), with a store that is shared.
+    /// As [`run`](Self::run), with a store, of any number of sets, that is shared.
     ///
     /// Another graph may run over the same store at the same time if neither *uses* an element that the other writes. Elements
     /// that a mask hides are loaded all the same; what is loaded while the other graph writes them is an old or a new number,
@@ -327,7 +327,7 @@ impl GraphRunner {
         &mut self,
         backend: &mut Backend,
         _weights: &[&TensorSet],
-        _store: &TensorSet,
+        _store: &[&TensorSet],
     ) -> Result<(), Status> {
         let graph = self.graph.as_ref().ok_or(Status::FAILED)?;
         // SAFETY: backend and graph are alive, the graph's memory is allocated (invariant) and its static tensors are

@@ -51,7 +51,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), OperandError> {
     Ok(())
 }
 
-/// Writes the rows.
+/// Writes the rows; `rows` is memory that is kept from operation to operation.
 ///
 /// # Errors
 ///
@@ -59,6 +59,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), OperandError> {
 pub(super) fn run(
     pool: &mut Pool,
     kernel: &CopyRow,
+    rows: &mut Vec<usize>,
     tiles: KvTiles,
     task: Task<'_>,
 ) -> Result<(), DeviceError> {
@@ -72,16 +73,16 @@ pub(super) fn run(
     if task.dst.len() != 2 * x.k() * n_rows {
         return Err(OperandError::Dst.into());
     }
-    let rows = if ids.type_ == Type::I64 {
-        row_numbers::<i64>(ids_bytes, x.n_rows(), n_rows)?
+    if ids.type_ == Type::I64 {
+        row_numbers::<i64>(ids_bytes, x.n_rows(), n_rows, rows)?;
     } else {
-        row_numbers::<i32>(ids_bytes, x.n_rows(), n_rows)?
-    };
+        row_numbers::<i32>(ids_bytes, x.n_rows(), n_rows, rows)?;
+    }
     let writer = Writer {
         kernel,
         tiles,
         x,
-        rows: &rows,
+        rows,
         dst: Disjoint::new(task.dst),
     };
     let n_groups = x.k().div_ceil(TILE * STRIPS);
@@ -157,16 +158,23 @@ fn data<'a>(task: &Task<'a>, src: usize) -> Result<&'a [u8], OperandError> {
     }
 }
 
-/// Reads `n` indices of rows.
-fn row_numbers<T: Pod>(bytes: &[u8], n: usize, n_rows: usize) -> Result<Vec<usize>, OperandError>
+/// Reads `n` indices of rows into `rows`.
+fn row_numbers<T: Pod>(
+    bytes: &[u8],
+    n: usize,
+    n_rows: usize,
+    rows: &mut Vec<usize>,
+) -> Result<(), OperandError>
 where
     usize: TryFrom<T>,
 {
     let available = bytes.len();
     let short = OperandError::TooShort { src: 1, available };
     let numbers: &[T] = try_cast_slice(bytes).map_err(|_unaligned| short)?;
-    let numbers = numbers.get(..n).ok_or(short)?;
-    let row = |number: &T| usize::try_from(*number).ok().filter(|row| *row < n_rows);
-    let rows: Option<Vec<usize>> = numbers.iter().map(row).collect();
-    rows.ok_or(OperandError::Shape { src: 1 })
+    rows.clear();
+    for number in numbers.get(..n).ok_or(short)? {
+        let row = usize::try_from(*number).ok().filter(|row| *row < n_rows);
+        rows.push(row.ok_or(OperandError::Shape { src: 1 })?);
+    }
+    Ok(())
 }

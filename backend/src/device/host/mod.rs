@@ -37,6 +37,7 @@ pub struct Host {
     kernels: Kernels,
     scratch: Scratch,
     partials: Partials,
+    kv_rows: Vec<usize>,
     angles: Angles,
     work: gemm::Work,
     rows: experts::Rows,
@@ -73,6 +74,7 @@ impl Host {
             kernels,
             scratch: Scratch::default(),
             partials: Partials::default(),
+            kv_rows: Vec::new(),
             angles: Angles::default(),
             work: gemm::Work::default(),
             rows: experts::Rows::default(),
@@ -192,7 +194,9 @@ impl Accelerator for Host {
             Op::Unary(op) => {
                 row_op::map_elements(pool, task, |x, out| kernels.unary.1.unary(op, x, out))
             }
-            Op::SetKvRows(tiles) => kv_rows::run(pool, &kernels.copy.1, tiles, task),
+            Op::SetKvRows(tiles) => {
+                kv_rows::run(pool, &kernels.copy.1, &mut self.kv_rows, tiles, task)
+            }
         }
     }
 

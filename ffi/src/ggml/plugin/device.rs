@@ -168,12 +168,8 @@ unsafe extern "C" fn supports_buft<D: DeviceImpl>(
 ) -> bool {
     // SAFETY: see get_name.
     let context = unsafe { context::<D>(dev) };
-<<<<<<< HEAD
     context.enter("device.supports_buft", false, |s| {
         // SAFETY: the host passes a live buffer type.
-        buft == s.buft || unsafe { (context.api.ggml_backend_buft_is_host)(buft) }
+        s.bufts.contains(&buft) || unsafe { (context.api.ggml_backend_buft_is_host)(buft) }
     })
-=======
-    context.enter("device.supports_buft", false, |s| s.bufts.contains(&buft))
->>>>>>> e0e6358 (device : K and V in tiles, as buffer types of their own)
 }

@@ -364,7 +364,14 @@ fn in_tiles(host: &mut Host, tiles: KvTiles, tensor: &Tensor) -> Tensor {
     srcs[1] = Source::Data(bytemuck::cast_slice(&ids));
     srcs[2] = Source::InPlace;
     let dst = &mut bytes;
-    host.run(Task { spec, dst, srcs }).unwrap();
+    let weights = None;
+    let task = Task {
+        spec,
+        dst,
+        srcs,
+        weights,
+    };
+    host.run(task).unwrap();
     let layout = Layout {
         nb: [2, 2 * n_embd, 2 * d, 2 * n_embd * n_kv],
         ..tensor.layout
@@ -422,6 +429,7 @@ fn an_index_that_is_no_row_writes_nothing() {
             spec,
             dst: &mut bytes,
             srcs,
+            weights: None,
         };
         assert!(host.run(task).is_err());
         assert!(bytes.iter().all(|byte| *byte == 7));
