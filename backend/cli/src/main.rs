@@ -5,7 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`args`], [`argv`] | the command line, in llama.cpp's spelling |
-//! | [`run`], [`eval`], [`bench`], [`doctor`] | one subcommand each |
+//! | [`run`], [`eval`], [`mod@bench`], [`doctor`] | one subcommand each |
 //! | [`generation`] | the library's model and sessions, set up from flags |
 //! | [`prompt`], [`vocab`], [`utf8`] | text to tokens and back |
 //! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`variant`] | which modes and options are compared |
-//! | [`answer`] | the sessions that answer |
+//! | [`mod@answer`] | the sessions that answer |
 //! | [`score`] | what is right, what it cost, how the variants differ |
 //! | [`table`], [`csv`], [`plot`] | how that is shown |
 

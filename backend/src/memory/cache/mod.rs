@@ -1,6 +1,6 @@
 //! The repack cache: tiles of weights in files, so that the next load packs nothing and processes share the pages.
 //!
-//! One file per weight, named by its key ([`entry`] has the format). A file is written under a temporary name and renamed
+//! One file per weight, named by its key (module `entry` has the format). A file is written under a temporary name and renamed
 //! when it is whole, never changed afterwards, and mapped read-only; deleting it, even while it is in use, costs a repack
 //! and nothing else. When files would exceed the limit, those used longest ago go first. Whatever fails costs one
 //! warning; tiles are then kept in memory.
