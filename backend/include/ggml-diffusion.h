@@ -78,7 +78,7 @@ struct ggml_diffusion_model_info {
     const char * architecture; // lives as long as the model
     int32_t      n_vocab;
     int32_t      n_ctx_train;
-    int32_t      mask_token;
+    int32_t      mask_token; // -1: none
     int32_t      eos_token; // -1: none
     int32_t      eot_token; // -1: none
     bool         shift_logits;
