@@ -138,12 +138,12 @@ fn spoil(text: &[Token], n_vocab: u32, mask: Token, seed: u64) -> Vec<Token> {
     spoiled
 }
 
-fn forced_errors(options: &str, every: usize) -> Counts {
+fn forced_errors(every: usize) -> Counts {
     let path = trained("q8_0");
     let llama = Llama::load(&path, 512);
     let model = load(&path, target());
     let session = session(&model, 2, Sampling::default());
-    let params: Params = params(&format!("mode=full final-sweep=1000 {options}"));
+    let params: Params = params("mode=full final-sweep=1000");
     let mut counts = Counts::default();
     let mut bench: Option<Bench> = None;
     let mut session = Some(session);
@@ -189,27 +189,11 @@ fn rate(n: u32, of: u32) -> f64 {
 
 #[test]
 fn revision_agrees_with_the_masked_forward_repairs_and_spares() {
-    let counts = forced_errors("", 12);
+    let counts = forced_errors(12);
     let agreed = rate(counts.n_agreed, counts.n_verdicts);
     println!("{counts:?}: {agreed}");
     assert!(counts.n_wrong >= 70, "{counts:?}");
     assert!(agreed >= 0.9, "{counts:?}");
     assert!(2 * counts.n_repaired >= counts.n_oracle, "{counts:?}");
     assert!(rate(counts.n_spoiled, counts.n_right) <= 0.01, "{counts:?}");
-}
-
-/// The sweep behind the defaults; prints, and asserts nothing.
-#[test]
-#[ignore = "a measurement, not a test"]
-fn sweep() {
-    for options in [
-        "revision-radius=0",
-        "revision-radius=2",
-        "revision-radius=4",
-        "revision-radius=8",
-        "max-revisions=1",
-        "max-revisions=1 revision-radius=0",
-    ] {
-        println!("{options}: {:?}", forced_errors(options, 12));
-    }
 }
