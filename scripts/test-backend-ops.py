@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Reads the output of ggml's test-backend-ops and says who computed each case; keeps the table of the README.
 
-Usage: scripts/test-backend-ops.py LOG            prints the RESULT line; status 1 if a case failed
-       scripts/test-backend-ops.py --record LOG   the same, and puts the operations of the log into the table
-       scripts/test-backend-ops.py --check        the README's table is what the records give
+Usage: scripts/test-backend-ops.py LOG...            prints the RESULT line; status 1 if a case failed
+       scripts/test-backend-ops.py --record LOG...   the same, and puts the operations of the logs into the table
+       scripts/test-backend-ops.py --check           the README's table is what the records give
 
-LOG is the output of the tool with the plug-in's trace (LLADA_NPU_LOG=trace), unbuffered. A case is native when kernels of
+A LOG is output of the tool with the plug-in's trace (LLADA_NPU_LOG=trace), unbuffered. A case is native when kernels of
 the plug-in computed every node of its graph, delegated when the host's CPU backend computed at least one.
 """
 
@@ -24,17 +24,25 @@ NODE = re.compile(r"llada-npu: node computed: \S+ (native|delegated)")
 CASE = re.compile(r"([A-Z][A-Z0-9_]*)\(([^()]*(?:\([^()]*\)[^()]*)*)\): (?:\x1b\[[0-9;]*m)*(OK|FAIL|not supported \[[^\]]*)")
 
 # The weights that the kernels of products are written for; cases with others are counted by themselves.
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_VEC_FUSION", "MUL_MAT_ID_FUSION")
 WEIGHTS = ("f32", "f16", "q4_0", "q8_0", "q4_K", "q6_K")
 
 Count = collections.namedtuple("Count", "native delegated refused failed", defaults=(0, 0, 0, 0))
 
 
+# The attention that the models' graphs have; other cases likewise.
+ATTENTION = ("mask=1,sinks=0,", "type_K=f16,type_V=f16,", ("hsk=64,hsv=64,", "hsk=128,hsv=128,"))
+
+
 def row_name(op, params):
     """Names the row of the table that a case belongs to."""
+    if op == "FLASH_ATTN_EXT":
+        mask, types, heads = ATTENTION
+        known = mask in params and types in params and params.startswith(heads)
+        return f"{op} (f16 K/V, heads of 64 or 128, mask, no sinks)" if known else f"{op} (others)"
     if op not in PRODUCTS:
         return op
-    weights = re.search(r"type_a=(\w+)", params)
+    weights = re.search(r"type(?:_a)?=(\w+)", params)
     activations = re.search(r"type_b=(\w+)", params)
     known = weights and weights[1] in WEIGHTS and (not activations or activations[1] == "f32")
     return f"{op} ({', '.join(WEIGHTS)})" if known else f"{op} (other types)"
@@ -107,8 +115,10 @@ def main(arguments):
         print(f"{README}: the table of operations is not what {RECORDS.name} gives", file=sys.stderr)
         return 1
     record = arguments[0] == "--record"
-    with open(arguments[-1], errors="replace") as log:
-        counts = read(log)
+    counts = {}
+    for name in arguments[record:]:
+        with open(name, errors="replace") as log:
+            counts |= read(log)
     if record:
         records = load() | {name: count._replace(failed=0) for name, count in counts.items()}
         lines = [f"{n}\t{c.native}\t{c.delegated}\t{c.refused}\n" for n, c in sorted(records.items())]

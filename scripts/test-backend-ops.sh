@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Usage: scripts/test-backend-ops.sh [--record] [OP...]
 #
-# Runs ggml's own test of operations on the plug-in's device, against the CPU: all of them (an hour of one core), or those
-# named, for example MUL_MAT. Prints, by operation, the cases whose nodes were all computed by kernels of ours (native),
-# those with nodes that the host's CPU backend computed (delegated), those that the device refuses and those that failed;
-# the last line is their sum. The cases' own lines go to stderr. --record puts the numbers into the README's table.
+# Runs ggml's own test of operations on the plug-in's device, against the CPU: all of them (hours of one core), or those
+# named, for example MUL_MAT, one after the other. Prints, by operation, the cases whose nodes were all computed by kernels of
+# ours (native), those with nodes that the host's CPU backend computed (delegated), those that the device refuses and those
+# that failed; the last line is their sum. The cases' own lines go to stderr. --record puts the numbers into the README's
+# table. An operation that ran to its end is not run again by the same plug-in and the same test: what was interrupted goes on
+# where it was. Their logs are in backend-ops in the cache.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -14,18 +16,44 @@ case ${1-} in
 -h | --help) usage && exit ;;
 --record) record=(--record) && shift ;;
 esac
-[[ -x $STOCK_BIN/test-backend-ops ]] || die "no $STOCK_BIN/test-backend-ops: scripts/setup.sh stock"
+TOOL=$STOCK_BIN/test-backend-ops
+[[ -x $TOOL ]] || die "no $TOOL: scripts/setup.sh stock"
 [[ -f $PLUGIN ]] || die "no $PLUGIN: scripts/setup.sh plugin"
+export GGML_BACKEND_PATH=$PLUGIN
+LOGS=$CACHE/backend-ops/$(cat "$PLUGIN" "$TOOL" "$STOCK_BIN/libggml-cpu.so" | sha256sum | cut -c1-32)
+mkdir -p "$LOGS"
+mark_used "${LOGS%/*}"
 
-filter=()
-if (($#)); then
-    filter=(-o "$(IFS=,; echo "$*")")
-fi
-out=$(mktemp)
-trap 'rm -f "$out"' EXIT
-status=0
-# The plug-in tells node by node who computed it; without buffers its lines stand before that of their case.
-GGML_BACKEND_PATH=$PLUGIN LLADA_NPU_LOG=trace stdbuf -o0 "$STOCK_BIN/test-backend-ops" test -b llada-npu "${filter[@]}" 2>&1 |
-    tee "$out" | grep -av 'node computed:' >&2 || status=$?
-python3 "$REPO/scripts/test-backend-ops.py" "${record[@]}" "$out" || status=$?
-exit "$status"
+# all_operations : names what the test may have cases of, those with the fewest first. It lists single operations itself;
+# names of fused ones are words of its source, or a unary operation and "_MUL".
+all_operations() {
+    "$TOOL" support -b llada-npu --output csv 2>/dev/null |
+        sed -n 's/^"llada-npu","\([A-Z0-9_]*\)",.*/\1/p' | sort | uniq -c | sort -n | sed 's/^ *[0-9]* //' >"$LOGS/single"
+    {
+        grep -o '"[A-Z][A-Z0-9]*_[A-Z0-9_]*"' "$STOCK/tests/test-backend-ops.cpp" | tr -d '"'
+        echo SOFTCAP
+        sed 's/$/_MUL/' "$LOGS/single"
+    } | sort -u | grep -vxFf "$LOGS/single"
+    cat "$LOGS/single"
+}
+
+# run_operation OP : keeps the log of its cases. The plug-in tells node by node who computed it; without buffers its lines
+# stand before that of their case. A case that fails is a line of the log, so the tool's status is not needed.
+run_operation() {
+    local log_file=$LOGS/$1.log
+    [[ -f $log_file ]] && return
+    log "$1"
+    LLADA_NPU_LOG=trace stdbuf -o0 "$TOOL" test -b llada-npu -o "$1" 2>&1 |
+        tee "$log_file.part" | { grep -av 'node computed:' >&2 || true; } || true
+    grep -q '^[0-9]*/[0-9]* backends passed' "$log_file.part" || die "$1: the test did not end"
+    mv -f "$log_file.part" "$log_file"
+}
+
+(($#)) || mapfile -t all < <(all_operations)
+(($#)) || set -- "${all[@]}"
+logs=()
+for operation in "$@"; do
+    run_operation "$operation"
+    logs+=("$LOGS/$operation.log")
+done
+python3 "$REPO/scripts/test-backend-ops.py" "${record[@]}" "${logs[@]}"
