@@ -6,6 +6,7 @@
 pub mod affinity;
 pub mod ggml;
 mod guard;
+pub mod qnn;
 mod region;
 
 pub use guard::guard;
