@@ -14,11 +14,12 @@ STOCK_BIN=$STOCK/build/bin       # its tools
 VALGRIND_BIN=$STOCK/build-noavx512/bin # the same tools with a libggml-cpu that valgrind can run
 PATCHED=$LLAMA_CPP/patched       # the source with ggml-patches/ applied
 PATCHED_BIN=$PATCHED/build/bin   # its llama-diffusion-cli, with the plug-in beside it
+QNN=$CACHE/qnn                   # Qualcomm's libraries, a directory per package and version
 PYTHON=$CACHE/venv/bin/python    # with the packages of tests/reference (scripts/python-env.sh)
 TARGET=${CARGO_TARGET_DIR:-$REPO/target}
 PLUGIN=$TARGET/release/libggml-llada-npu.so
 # shellcheck disable=SC2034  # used by the scripts that source this file
-readonly REPO CACHE LLAMA_CPP STOCK STOCK_BIN VALGRIND_BIN PATCHED PATCHED_BIN PYTHON TARGET PLUGIN
+readonly REPO CACHE LLAMA_CPP STOCK STOCK_BIN VALGRIND_BIN PATCHED PATCHED_BIN QNN PYTHON TARGET PLUGIN
 
 # Prints a line about progress.
 log() {
@@ -78,4 +79,19 @@ mark_used() {
 install_file() {
     cp -- "$1" "$2.tmp.$$"
     mv -f -- "$2.tmp.$$" "$2"
+}
+
+# qnn_dir [VERSION] : where the x86-64 libraries of a version are, once scripts/setup.sh qnn has run.
+qnn_dir() {
+    printf '%s\n' "$QNN/$QNN_PACKAGE-${1:-$QNN_VERSION}/${QNN_PACKAGE//-/_}"
+}
+
+# qnn_arm64_dir : the same for aarch64.
+qnn_arm64_dir() {
+    printf '%s\n' "$QNN/$QNN_ARM64_PACKAGE-$QNN_ARM64_VERSION/$QNN_ARM64_PACKAGE/.libs"
+}
+
+# qnn_versions : every version of QNN for x86-64 that is tested.
+qnn_versions() {
+    awk 'NF == 2 { print $1 }' <<<"$QNN_WHEELS"
 }

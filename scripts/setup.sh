@@ -2,7 +2,7 @@
 # Usage: scripts/setup.sh [PART...]
 #
 # Installs what is missing, then fetches and builds llama.cpp and this project. What is up to date is left alone, so a
-# second run does nothing. Without arguments all parts but checkers, arm64 and valgrind are made:
+# second run does nothing. Without arguments all parts but checkers, arm64, qnn and valgrind are made:
 #
 #   packages   Debian packages the builds need (as root; otherwise lists the missing ones and fails)
 #   checkers   Debian packages that only the tests need, likewise
@@ -12,7 +12,13 @@
 #   patched    the same tree with ggml-patches/ applied: llama-diffusion-cli --backend
 #   plugin     libggml-llada-npu.so, copied beside the patched tools
 #   cli        the llada-npu command line
+#   qnn        Qualcomm's QNN for x86-64, of the default version; prints the directory. qnn=VERSION: another version
+#   qnn-matrix the same, of all versions that are tested
+#   qnn-arm64  the same, for aarch64
 #   valgrind   stock's tools with a libggml-cpu without AVX-512, which valgrind does not know
+#
+# QNN is Qualcomm's, under the Qualcomm AI Stack License; the parts qnn ask for LLADA_NPU_ACCEPT_QNN_LICENSE=1, by which you
+# accept it.
 #
 # The cache is ${LLADA_NPU_CACHE:-$HOME/.cache/llada-npu}; it is safe to delete. Where it holds more than
 # LLADA_NPU_CACHE_MAX GiB (20), what was used longest ago is deleted at the end.
@@ -29,6 +35,9 @@ STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion
     llama-gguf-split test-backend-ops ggml-cpu)
 PATCHED_TARGETS=(llama-diffusion-cli llama-completion test-arg-parser ggml-cpu)
 VALGRIND_TOOLS=(llama-diffusion-cli llama-completion)
+
+# What is used of a wheel, and the licences, which stay with it. Only 2.3.0 has a libQnnCpu.so.
+QNN_FILES=('*/libQnnHtp.so' '*/libQnnSaver.so' '*/libQnnCpu.so' '*.libs/*' '*/Qualcomm_LICENSE.pdf' '*/LICENSE')
 
 CACHE_MAX=${LLADA_NPU_CACHE_MAX:-20} # GiB
 
@@ -215,6 +224,67 @@ make_cli() {
     (cd "$REPO" && with_ccache cargo build --quiet --locked --release -p llada-npu)
 }
 
+# accept_qnn_license : nothing of Qualcomm's is fetched before the user has said so.
+accept_qnn_license() {
+    [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} == 1 ]] || die "QNN is Qualcomm's, under the Qualcomm AI Stack License
+    (Qualcomm_LICENSE.pdf in the PyPI package $QNN_PACKAGE). Downloading it accepts that licence: if you do, set
+    LLADA_NPU_ACCEPT_QNN_LICENSE=1."
+}
+
+# fetch_qnn PACKAGE VERSION PLATFORM SHA256 PATTERN... : puts the files of a wheel that match into the cache.
+fetch_qnn() {
+    local package=$1 version=$2 platform=$3 sha256=$4 dir=$QNN/$1-$2 scratch hash
+    shift 4
+    accept_qnn_license
+    hash=$(hash_of "$sha256" "$@")
+    is_current "$dir/.setup-stamp" "$hash" && return
+    log "fetching $package $version, under the Qualcomm AI Stack License"
+    make_python
+    mkdir -p "$QNN"
+    rm -rf "$QNN"/fetch.* "$dir" # of an interrupted run; of other inputs
+    scratch=$(mktemp -d "$QNN/fetch.XXXXXX")
+    "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
+        --python-version 311 --abi cp311 --platform "$platform" --dest "$scratch" "$package==$version" >&2
+    printf '%s  %s\n' "$sha256" "$(echo "$scratch"/*.whl)" | sha256sum --check --status ||
+        die "$package $version: checksum differs from scripts/versions.env"
+    "$PYTHON" - "$scratch" "$@" <<'EOF'
+import fnmatch, pathlib, sys, zipfile
+
+scratch = pathlib.Path(sys.argv[1])
+(wheel,) = scratch.glob("*.whl")
+with zipfile.ZipFile(wheel) as archive:
+    names = archive.namelist()
+    for pattern in sys.argv[2:]:
+        archive.extractall(scratch / "new", fnmatch.filter(names, pattern))
+EOF
+    write_stamp "$scratch/new/.setup-stamp" "$hash"
+    mv -f "$scratch/new" "$dir"
+    rm -rf "$scratch"
+}
+
+# make_qnn [VERSION] : the libraries find each other by the wheel's layout.
+make_qnn() {
+    local version=${1:-$QNN_VERSION} sha256
+    sha256=$(awk -v version="$version" '$1 == version { print $2 }' <<<"$QNN_WHEELS")
+    [[ $sha256 ]] || die "unknown version '$version' of QNN; known are: $(qnn_versions | paste -sd ' ')"
+    fetch_qnn "$QNN_PACKAGE" "$version" manylinux_2_35_x86_64 "$sha256" "${QNN_FILES[@]}"
+    mark_used "$QNN"
+    qnn_dir "$version"
+}
+
+make_qnn-matrix() {
+    local version
+    for version in $(qnn_versions); do
+        make_qnn "$version"
+    done
+}
+
+make_qnn-arm64() {
+    fetch_qnn "$QNN_ARM64_PACKAGE" "$QNN_ARM64_VERSION" manylinux_2_34_aarch64 "$QNN_ARM64_SHA256" '*/libQnnHtp.so' '*LICENSE*'
+    mark_used "$QNN"
+    qnn_arm64_dir
+}
+
 # cache_size : kilobytes that the cache holds. Other scripts may be deleting files of theirs meanwhile.
 cache_size() {
     { du -sk "$CACHE" 2>/dev/null || true; } | cut -f1
@@ -248,7 +318,8 @@ main() {
     fi
     (($#)) || set -- packages python stock patched plugin cli
     for part in "$@"; do
-        [[ $(type -t "make_$part") == function && $part != *_* ]] || die "unknown part '$part'; see --help"
+        [[ $(type -t "make_${part%%=*}") == function && $part != *_* && ($part != *=* || $part == qnn=*) ]] ||
+            die "unknown part '$part'; see --help"
     done
     [[ $CACHE_MAX =~ ^[0-9]+$ ]] || die "LLADA_NPU_CACHE_MAX=$CACHE_MAX: not a whole number of GiB"
     mkdir -p "$CACHE"
@@ -256,7 +327,11 @@ main() {
     command -v flock >/dev/null && { flock -n 9 || { log "waiting for another setup.sh" && flock 9; }; }
     start=$EPOCHSECONDS
     for part in "$@"; do
-        "make_$part" 9>&-
+        if [[ $part == *=* ]]; then
+            "make_${part%%=*}" "${part#*=}" 9>&-
+        else
+            "make_$part" 9>&-
+        fi
     done
     trim_cache "$start"
 }
