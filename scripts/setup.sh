@@ -2,7 +2,7 @@
 # Usage: scripts/setup.sh [PART...]
 #
 # Installs what is missing, then fetches and builds llama.cpp and this project. What is up to date is left alone, so a
-# second run does nothing. Without arguments all parts but checkers, arm64, qnn and valgrind are made:
+# second run does nothing. Without arguments all parts but checkers, arm64, qnn, valgrind and rpc are made:
 #
 #   packages   Debian packages the builds need (as root; otherwise lists the missing ones and fails)
 #   checkers   Debian packages that only the tests need, likewise
@@ -16,6 +16,7 @@
 #   qnn-matrix the same, of all versions that are tested
 #   qnn-arm64  the same, for aarch64
 #   valgrind   stock's tools with a libggml-cpu without AVX-512, which valgrind does not know
+#   rpc        stock's ggml-rpc-server, and the backend of its clients
 #
 # QNN is Qualcomm's, under the Qualcomm AI Stack License; the parts qnn ask for LLADA_NPU_ACCEPT_QNN_LICENSE=1, by which you
 # accept it.
@@ -35,6 +36,7 @@ STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion
     llama-gguf-split test-backend-ops ggml-cpu)
 PATCHED_TARGETS=(llama-diffusion-cli llama-completion test-arg-parser ggml-cpu)
 VALGRIND_TOOLS=(llama-diffusion-cli llama-completion)
+RPC_TARGETS=(ggml-rpc-server ggml-rpc ggml-cpu)
 
 # What is used of a wheel, and the licences, which stay with it. Only 2.3.0 has a libQnnCpu.so.
 QNN_FILES=('*/libQnnHtp.so' '*/libQnnSaver.so' '*/libQnnCpu.so' '*.libs/*' '*/Qualcomm_LICENSE.pdf' '*/LICENSE')
@@ -146,7 +148,7 @@ make_patched_source() {
     log "patching llama.cpp"
     rm -rf "$new"
     mkdir -p "$new"
-    tar -C "$STOCK" --exclude=./build --exclude=./build-noavx512 --exclude=./.setup-source -cf - . | tar -C "$new" -xf -
+    tar -C "$STOCK" --exclude=./build --exclude=./build-noavx512 --exclude=./build-rpc --exclude=./.setup-source -cf - . | tar -C "$new" -xf -
     "$REPO/scripts/apply-patches.sh" "$new" >&2
     write_stamp "$new/.setup-source" "$hash"
     swap_source "$PATCHED" "$new"
@@ -155,7 +157,7 @@ make_patched_source() {
 # swap_source TREE NEW : puts NEW in TREE's place, keeping the build directories, which only hold what can be made again.
 swap_source() {
     local build
-    for build in build build-noavx512; do
+    for build in build build-noavx512 build-rpc; do
         [[ -d $1/$build ]] && mv "$1/$build" "$2/$build"
     done
     rm -rf "$1"
@@ -207,6 +209,14 @@ make_valgrind() {
     for tool in "${VALGRIND_TOOLS[@]}"; do
         [[ $VALGRIND_BIN/$tool -nt $STOCK_BIN/$tool ]] || install_file "$STOCK_BIN/$tool" "$VALGRIND_BIN/$tool"
     done
+}
+
+# A directory of its own: the tools' build has no such backend, as most builds.
+make_rpc() {
+    make_stock_source
+    mapfile -t sets < <(instruction_sets)
+    build_tree "$STOCK" build-rpc "${RPC_TARGETS[*]}" "${CMAKE_FLAGS[@]}" "${sets[@]}" -DGGML_RPC=ON -DGGML_RPC_RDMA=OFF
+    mark_used "$STOCK"
 }
 
 # The C toolchain names a loadable backend libggml-NAME.so; a Rust library's name cannot hold a dash.

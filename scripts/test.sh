@@ -15,7 +15,7 @@ skipped=0
 summary=()
 
 run_setup() {
-    "$REPO/scripts/setup.sh" packages checkers arm64 python stock patched plugin cli valgrind
+    "$REPO/scripts/setup.sh" packages checkers arm64 python stock patched plugin cli valgrind rpc
 }
 
 run_check() {
