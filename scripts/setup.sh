@@ -290,7 +290,7 @@ make_qnn-matrix() {
 }
 
 make_qnn-arm64() {
-    fetch_qnn "$QNN_ARM64_PACKAGE" "$QNN_ARM64_VERSION" manylinux_2_34_aarch64 "$QNN_ARM64_SHA256" '*/libQnnHtp.so' '*LICENSE*'
+    fetch_qnn "$QNN_ARM64_PACKAGE" "$QNN_ARM64_VERSION" manylinux_2_34_aarch64 "$QNN_ARM64_SHA256" '*/libQnnHtp.so' '*/METADATA'
     mark_used "$QNN"
     qnn_arm64_dir
 }

@@ -25,6 +25,7 @@ run_check() {
 # The fuzz targets of model files run for as long as said here, beside the other tests.
 run_light() {
     LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
+    cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test fault
 }
 
 run_arm64() {

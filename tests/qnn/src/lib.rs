@@ -1,0 +1,7 @@
+//! What tests of QNN share: the library that fails on demand, graphs with known answers, and tests as processes of their own.
+
+pub mod case;
+pub mod fault;
+pub mod linear;
+
+pub use fault::Fault;

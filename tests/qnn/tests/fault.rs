@@ -1,0 +1,530 @@
+//! `llada_npu_ffi::qnn` over the library that fails on demand.
+
+use std::path::Path;
+
+use llada_npu_ffi::qnn::{
+    Backend, Context, ContextBinary, ContextOptions, Data, DataMut, DataType, Device,
+    DeviceOptions, Error, ErrorCode, Graph, GraphOptions, GraphSpec, Library, MemHandle, Param,
+    PowerConfig, Provider, Quantization, Soc, SpecError, TensorType,
+};
+use llada_npu_qnn_tests::Fault;
+use llada_npu_qnn_tests::linear::{self, Weights, dim};
+
+fn device(path: &Path) -> Result<Device, Error> {
+    let library = Library::open(path, Provider::Htp)?;
+    let backend = Backend::new(&library)?;
+    Device::new(
+        &backend,
+        DeviceOptions {
+            soc: Some(Soc::SM8650),
+        },
+    )
+}
+
+fn context(fault: &Fault) -> Context {
+    let context =
+        device(fault.path()).and_then(|device| Context::new(&device, ContextOptions::default()));
+    context.expect("nothing is to go wrong before there is a context")
+}
+
+fn graph(context: &Context, w: &Weights) -> Result<Graph, Error> {
+    context.build(&linear::fully_connected(
+        "g",
+        3,
+        w,
+        GraphOptions::default(),
+    )?)
+}
+
+/// Everything from opening to reading a binary back; the NMSE of both graphs.
+fn whole(path: &Path) -> Result<[f64; 2], Error> {
+    let device = device(path)?;
+    let context = Context::new(&device, ContextOptions::default())?;
+    let w = Weights::blocks(16, 64, 4, 32, false, 7);
+    let x = linear::inputs(3, 64, 7);
+    let wanted = linear::reference(&x, &w.values, 64);
+    let mut built = graph(&context, &w)?;
+    let first = linear::nmse(&linear::run(&mut built, &x)?, &wanted);
+    let bytes = context.binary()?.to_bytes(b"key");
+    drop((context, built));
+    let read = Context::from_binary(&device, &ContextBinary::from_bytes(&bytes, b"key")?)?;
+    let mut read = read.graph("g")?;
+    Ok([first, linear::nmse(&linear::run(&mut read, &x)?, &wanted)])
+}
+
+#[test]
+fn without_a_fault_everything_works_and_is_freed() {
+    let fault = Fault::new("");
+    for error in whole(fault.path()).unwrap() {
+        assert!(error < 1e-6, "NMSE {error:e}");
+    }
+    assert_eq!((fault.alive(), fault.violations()), (0, 0));
+    assert_eq!(fault.calls("graphFinalize"), 1);
+    assert_eq!(fault.calls("graphExecute"), 2);
+}
+
+#[test]
+fn what_the_library_says_of_itself() {
+    let fault = Fault::new("build v1.2.3; core 2.36.1; backend 5.47.0");
+    let library = Library::open(fault.path(), Provider::Htp).unwrap();
+    assert_eq!(library.build_id(), "v1.2.3");
+    assert_eq!(library.core_version().to_string(), "2.36.1");
+    assert_eq!(library.backend_version().to_string(), "5.47.0");
+    let platform = Backend::new(&library).unwrap().platform().unwrap();
+    assert_eq!(
+        (platform.soc, platform.arch, platform.vtcm_mb),
+        (Soc::SM8650, 75, 8)
+    );
+}
+
+#[test]
+fn libraries_that_are_none_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("libtext.so");
+    std::fs::write(&text, "no library").unwrap();
+    for path in [&text, &dir.path().join("libmissing.so")] {
+        assert!(matches!(
+            Library::open(path, Provider::Htp),
+            Err(Error::Open { .. })
+        ));
+    }
+    let other = Library::open("libc.so.6".as_ref(), Provider::Htp);
+    assert!(matches!(other, Err(Error::Symbol { .. })), "{other:?}");
+    for (faults, part) in [
+        ("core 2.31.9", "core version 2.31.9"),
+        ("core 3.0.0", "core version 3.0.0"),
+        ("backend 4.99.0", "backend version 4.99.0"),
+        ("backend 6.0.0", "backend version 6.0.0"),
+        (
+            "provider CPU_QTI_AISW",
+            "no provider `HTP_QTI_AISW`, it has [CPU_QTI_AISW]",
+        ),
+        ("no-providers", "no provider `HTP_QTI_AISW`, it has []"),
+    ] {
+        let fault = Fault::new(faults);
+        let text = Library::open(fault.path(), Provider::Htp)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains(part), "{faults}: {text}");
+    }
+}
+
+/// Calls of [`whole`], all of which the library has to have.
+const CALLS: [&str; 17] = [
+    "logCreate",
+    "backendCreate",
+    "deviceCreate",
+    "contextCreate",
+    "backendValidateOpConfig",
+    "graphCreate",
+    "tensorCreateGraphTensor",
+    "graphAddNode",
+    "graphFinalize",
+    "graphExecute",
+    "contextGetBinarySize",
+    "contextGetBinary",
+    "contextCreateFromBinary",
+    "graphRetrieve",
+    "contextFree",
+    "backendFree",
+    "logFree",
+];
+
+#[test]
+fn a_library_without_a_function_is_refused() {
+    for call in CALLS.into_iter().filter(|call| *call != "deviceCreate") {
+        let fault = Fault::new(&format!("missing {call}"));
+        let library = Library::open(fault.path(), Provider::Htp);
+        assert!(
+            matches!(library, Err(Error::Missing { call: found }) if found == call),
+            "{call}"
+        );
+    }
+    let fault = Fault::new("missing deviceCreate");
+    assert!(matches!(
+        device(fault.path()),
+        Err(Error::Missing {
+            call: "deviceCreate"
+        })
+    ));
+    for call in [
+        "backendGetBuildId",
+        "errorGetMessage",
+        "deviceGetPlatformInfo",
+    ] {
+        let fault = Fault::new(&format!("missing {call}"));
+        assert!(whole(fault.path()).is_ok(), "{call}");
+    }
+}
+
+#[test]
+fn every_call_may_fail() {
+    for call in CALLS.into_iter().filter(|call| !call.ends_with("Free")) {
+        let fault = Fault::new(&format!("fail {call} 4711"));
+        let error = whole(fault.path()).unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode(4711)), "{call}");
+        let text = error.to_string();
+        let part = format!("{call}: error 4711 (backend): fault 4711");
+        assert!(text.contains(&part), "{text}");
+        assert_eq!((fault.alive(), fault.violations()), (0, 0), "{call}");
+    }
+    for call in ["logFree", "backendFree", "deviceFree", "contextFree"] {
+        let fault = Fault::new(&format!("fail {call} 4711"));
+        assert!(
+            whole(fault.path()).is_ok(),
+            "{call}: an error in a destructor is logged"
+        );
+    }
+}
+
+#[test]
+fn the_library_s_last_message_is_part_of_the_error() {
+    let fault = Fault::new("fail graphFinalize 1002");
+    let error = graph(&context(&fault), &Weights::halves(8, 8, 1)).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.ends_with("fault 1002: fault: graphFinalize answers 1002"),
+        "{text}"
+    );
+}
+
+#[test]
+fn success_without_a_handle_is_an_error() {
+    for call in [
+        "logCreate",
+        "backendCreate",
+        "deviceCreate",
+        "contextCreate",
+        "graphCreate",
+        "contextCreateFromBinary",
+        "graphRetrieve",
+    ] {
+        let fault = Fault::new(&format!("null {call}"));
+        let error = whole(fault.path()).unwrap_err();
+        assert!(
+            matches!(error, Error::Answer { call: found, .. } if found == call),
+            "{call}: {error}"
+        );
+    }
+}
+
+#[test]
+fn buffers_of_the_wrong_size_never_reach_the_library() {
+    let fault = Fault::new("");
+    let mut graph = graph(&context(&fault), &Weights::halves(4, 8, 1)).unwrap();
+    let (x, mut y) = (vec![0; 2 * 3 * 8], vec![0; 2 * 3 * 4]);
+    for (n_x, n_y) in [
+        (0, y.len()),
+        (x.len() - 1, y.len()),
+        (x.len(), 0),
+        (x.len(), y.len() - 2),
+    ] {
+        let error = graph.execute(
+            &[Data::Bytes(&x[..n_x])],
+            &mut [DataMut::Bytes(&mut y[..n_y])],
+        );
+        assert!(matches!(error, Err(Error::Size { .. })), "{n_x} {n_y}");
+    }
+    let none = graph.execute(&[], &mut [DataMut::Bytes(&mut y)]);
+    assert!(matches!(none, Err(Error::Count { what: "inputs", .. })));
+    let none = graph.execute(&[Data::Bytes(&x)], &mut []);
+    assert!(matches!(
+        none,
+        Err(Error::Count {
+            what: "outputs",
+            ..
+        })
+    ));
+    assert_eq!(fault.calls("graphExecute"), 0);
+    graph
+        .execute(&[Data::Bytes(&x)], &mut [DataMut::Bytes(&mut y)])
+        .unwrap();
+    assert_eq!(fault.violations(), 0);
+}
+
+#[test]
+fn a_refused_node_leaves_the_context_as_it_was() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let w = Weights::blocks(4, 40, 4, 20, false, 1);
+    let refused = graph(&context, &w).unwrap_err();
+    assert!(
+        matches!(&refused, Error::Node { op, .. } if op == "FullyConnected"),
+        "{refused}"
+    );
+    assert_eq!(refused.code(), Some(ErrorCode::OP_PACKAGE_VALIDATION));
+    assert_eq!(fault.calls("graphCreate"), 0);
+    assert!(graph(&context, &Weights::blocks(4, 64, 4, 32, false, 1)).is_ok());
+    let again = graph(&context, &Weights::halves(4, 64, 1)).unwrap_err();
+    assert_eq!(again.code(), Some(ErrorCode::GRAPH_INVALID_NAME));
+    assert!(context.binary().is_ok());
+}
+
+#[test]
+fn a_graph_that_failed_half_way_spoils_its_context() {
+    for call in ["tensorCreateGraphTensor", "graphAddNode", "graphFinalize"] {
+        let fault = Fault::new(&format!("fail {call} 1002"));
+        let context = context(&fault);
+        let w = Weights::halves(4, 8, 1);
+        assert_eq!(
+            graph(&context, &w).unwrap_err().code(),
+            Some(ErrorCode::MEM_ALLOC)
+        );
+        fault.set("");
+        assert!(matches!(graph(&context, &w), Err(Error::Broken)));
+        assert!(matches!(context.binary(), Err(Error::Broken)));
+        assert!(context.graph_names().is_empty());
+    }
+}
+
+#[test]
+fn owners_may_go_in_any_order() {
+    let fault = Fault::new("");
+    let library = Library::open(fault.path(), Provider::Htp).unwrap();
+    let backend = Backend::new(&library).unwrap();
+    let device = Device::new(&backend, DeviceOptions::default()).unwrap();
+    let context = Context::new(&device, ContextOptions::default()).unwrap();
+    let w = Weights::halves(4, 8, 1);
+    let mut graph = graph(&context, &w).unwrap();
+    drop((library, backend, device, context));
+    assert_eq!(
+        fault.alive(),
+        4,
+        "the graph keeps the logger, the backend, the device and the context"
+    );
+    let x = linear::inputs(3, 8, 1);
+    assert!(
+        linear::nmse(
+            &linear::run(&mut graph, &x).unwrap(),
+            &linear::reference(&x, &w.values, 8)
+        ) < 1e-6
+    );
+    drop(graph);
+    assert_eq!((fault.alive(), fault.violations()), (0, 0));
+}
+
+#[test]
+fn a_binary_is_good_for_its_key_and_library() {
+    let fault = Fault::new("core 2.40.0");
+    let device = device(fault.path()).unwrap();
+    let context = Context::new(&device, ContextOptions::default()).unwrap();
+    drop(graph(&context, &Weights::halves(4, 8, 1)).unwrap());
+    let bytes = context.binary().unwrap().to_bytes(b"soc 57, v1");
+    assert_eq!(
+        ContextBinary::from_bytes(&bytes, b"soc 57, v2"),
+        Err(Error::Binary("made for something else"))
+    );
+    let binary = ContextBinary::from_bytes(&bytes, b"soc 57, v1").unwrap();
+    let read = Context::from_binary(&device, &binary).unwrap();
+    assert_eq!(read.graph_names(), ["g"]);
+    assert!(matches!(read.graph("other"), Err(Error::Binary(_))));
+    fault.set("core 2.39.0");
+    let error = Context::from_binary(&device, &binary).unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::CONTEXT_BINARY));
+}
+
+#[test]
+fn the_chip_is_where_every_release_reads_it() {
+    let fault = Fault::new("");
+    let library = Library::open(fault.path(), Provider::Htp).unwrap();
+    let backend = Backend::new(&library).unwrap();
+    for soc in [Soc::SM8550, Soc::SM8650, Soc::SM8750, Soc::SM8850] {
+        assert!(
+            Device::new(&backend, DeviceOptions { soc: Some(soc) }).is_ok(),
+            "{soc}"
+        );
+    }
+    let unknown = Device::new(&backend, DeviceOptions { soc: Some(Soc(3)) }).unwrap_err();
+    assert_eq!(unknown.code(), Some(ErrorCode::DEVICE_INVALID_CONFIG));
+}
+
+#[test]
+fn what_is_not_supported_says_so() {
+    use std::os::fd::AsFd as _;
+
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let file = tempfile::tempfile().unwrap();
+    let ty = TensorType::new(DataType::Float16, &[4, 4]);
+    let shared = MemHandle::register(&context, file.as_fd(), &ty).unwrap_err();
+    assert_eq!(shared.code(), Some(ErrorCode::NOT_SUPPORTED));
+    let vote = PowerConfig::new(context.device()).unwrap_err();
+    assert_eq!(vote.code(), Some(ErrorCode::NOT_SUPPORTED));
+}
+
+#[test]
+fn blocks_mean_the_same_in_every_operation() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let w = Weights::blocks(24, 64, 4, 16, true, 3);
+    assert!(linear::error_of(&context, "fc", 5, &w).unwrap() < 1e-6);
+    let (ty, bytes) = w.transposed();
+    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
+    for op in ["MatMul", "Conv2d"] {
+        let mut spec = GraphSpec::new(op, GraphOptions::default());
+        let x = spec
+            .input(&format!("{op}.x"), half(&[1, 1, 5, 64]))
+            .unwrap();
+        let weight = spec
+            .constant(&format!("{op}.w"), ty.clone(), &bytes)
+            .unwrap();
+        let y = spec
+            .output(&format!("{op}.y"), half(&[1, 1, 5, dim(w.n)]))
+            .unwrap();
+        match op {
+            "MatMul" => spec.mat_mul("mm", x, weight, false, y).unwrap(),
+            _ => spec.conv2d_1x1("conv", x, weight, y).unwrap(),
+        }
+        let mut graph = context.build(&spec).unwrap();
+        let x = linear::inputs(5, 64, 9);
+        let error = linear::nmse(
+            &linear::run(&mut graph, &x).unwrap(),
+            &linear::reference(&x, &w.values, 64),
+        );
+        assert!(error < 1e-6, "{op}: NMSE {error:e}");
+    }
+    assert_eq!(fault.violations(), 0);
+}
+
+#[test]
+fn the_other_formula_is_noticed() {
+    let fault = Fault::new("formula");
+    let context = context(&fault);
+    let plain = Weights::blocks(24, 64, 4, 32, false, 3);
+    assert!(linear::error_of(&context, "plain", 5, &plain).unwrap() < 1e-6);
+    let offsets = Weights::blocks(24, 64, 4, 32, true, 3);
+    assert!(linear::error_of(&context, "offsets", 5, &offsets).unwrap() > 1e-2);
+}
+
+#[test]
+fn wrong_results_come_with_success() {
+    for (faults, finite) in [
+        ("wrong scale", true),
+        ("wrong row", true),
+        ("wrong nan", false),
+    ] {
+        let fault = Fault::new(faults);
+        let error = linear::error_of(&context(&fault), "g", 5, &Weights::halves(8, 32, 1)).unwrap();
+        assert_eq!(error.is_finite(), finite, "{faults}");
+        assert!(!finite || error > 1e-2, "{faults}: {error:e}");
+    }
+}
+
+#[test]
+fn fixed_point_and_scales_per_output() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let w = Weights::channels(24, 64, 5);
+    let (ty, bytes) = w.transposed();
+    let fixed = |dims: &[u32], scale: f32| {
+        let offset = -32768;
+        TensorType::quantized(
+            DataType::Ufixed16,
+            dims,
+            Quantization::PerTensor { scale, offset },
+        )
+    };
+    let (scale_x, scale_y) = (1.0 / 32000.0, 1.0 / 3000.0);
+    let mut spec = GraphSpec::new("conv", GraphOptions::default());
+    let x = spec.input("x", fixed(&[1, 1, 5, 64], scale_x)).unwrap();
+    let weight = spec.constant("w", ty, &bytes).unwrap();
+    let y = spec.output("y", fixed(&[1, 1, 5, 24], scale_y)).unwrap();
+    spec.conv2d_1x1("conv2d", x, weight, y).unwrap();
+    let mut graph = context.build(&spec).unwrap();
+    let (stored, values) = linear::to_u16(&linear::inputs(5, 64, 9), scale_x, -32768);
+    let mut result = vec![0; 2 * 5 * 24];
+    graph
+        .execute(&[Data::Bytes(&stored)], &mut [DataMut::Bytes(&mut result)])
+        .unwrap();
+    let result: Vec<f32> = result
+        .chunks_exact(2)
+        .map(|b| (f32::from(u16::from_le_bytes([b[0], b[1]])) - 32768.0) * scale_y)
+        .collect();
+    let error = linear::nmse(&result, &linear::reference(&values, &w.values, 64));
+    assert!(error < 1e-6, "NMSE {error:e}");
+}
+
+#[test]
+fn a_gated_unit_in_one_graph() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
+    let (gate_w, up_w) = (Weights::halves(16, 32, 1), Weights::halves(16, 32, 2));
+    let mut spec = GraphSpec::new("ffn", GraphOptions::default());
+    let x = spec.input("x", half(&[4, 32])).unwrap();
+    let y = spec.output("y", half(&[4, 16])).unwrap();
+    let gate_weight = spec.constant("gate.w", gate_w.ty(), &gate_w.bytes).unwrap();
+    let up_weight = spec.constant("up.w", up_w.ty(), &up_w.bytes).unwrap();
+    let [gate, up, sigmoid, silu] =
+        ["gate", "up", "sigmoid", "silu"].map(|name| spec.native(name, half(&[4, 16])).unwrap());
+    spec.fully_connected("fc.gate", x, gate_weight, gate)
+        .unwrap();
+    spec.fully_connected("fc.up", x, up_weight, up).unwrap();
+    spec.node("op.sigmoid", "Sigmoid", &[], &[gate], &[sigmoid])
+        .unwrap();
+    spec.node(
+        "op.silu",
+        "ElementWiseMultiply",
+        &[],
+        &[gate, sigmoid],
+        &[silu],
+    )
+    .unwrap();
+    spec.node("op.y", "ElementWiseMultiply", &[], &[silu, up], &[y])
+        .unwrap();
+    let mut graph = context.build(&spec).unwrap();
+    let x = linear::inputs(4, 32, 3);
+    let (gate, up) = (
+        linear::reference(&x, &gate_w.values, 32),
+        linear::reference(&x, &up_w.values, 32),
+    );
+    let wanted: Vec<f64> = gate
+        .iter()
+        .zip(&up)
+        .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
+        .collect();
+    assert!(linear::nmse(&linear::run(&mut graph, &x).unwrap(), &wanted) < 1e-6);
+}
+
+#[test]
+fn operations_that_the_library_does_not_know_are_refused() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
+    let mut spec = GraphSpec::new("g", GraphOptions::default());
+    let x = spec.input("x", half(&[4, 4])).unwrap();
+    let y = spec.output("y", half(&[4, 4])).unwrap();
+    let params = [
+        ("axes", Param::U32s(vec![1], vec![1])),
+        ("epsilon", Param::F32(1e-6)),
+    ];
+    spec.node("n", "Frobnicate", &params, &[x], &[y]).unwrap();
+    let refused = context.device().backend().validate(&spec);
+    assert!(matches!(refused, Err(Error::Node { .. })));
+    let empty = GraphSpec::new("", GraphOptions::default());
+    assert!(matches!(
+        context.build(&empty),
+        Err(Error::Spec(SpecError::Name(_)))
+    ));
+}
+
+#[test]
+fn graphs_run_and_are_built_on_many_threads() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    std::thread::scope(|scope| {
+        for i in 0..4_u64 {
+            let context = context.clone();
+            scope.spawn(move || {
+                for j in 0..4 {
+                    let w = Weights::blocks(16, 64, 4, 32, true, 10 * i + j);
+                    let error = linear::error_of(&context, &format!("g{i}.{j}"), 3, &w).unwrap();
+                    assert!(error < 1e-6, "NMSE {error:e}");
+                }
+            });
+        }
+    });
+    assert_eq!(context.graph_names().len(), 16);
+    drop(context);
+    assert_eq!((fault.alive(), fault.violations()), (0, 0));
+}
