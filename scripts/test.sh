@@ -24,8 +24,11 @@ run_check() {
 
 # The fuzz targets of model files run for as long as said here, beside the other tests.
 run_light() {
-    LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi -p ggml-llada-npu
-    cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test fault
+    local status=0
+    LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi \
+        -p ggml-llada-npu || status=1
+    cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test fault || status=1
+    return "$status"
 }
 
 run_arm64() {
