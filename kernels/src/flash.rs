@@ -52,6 +52,9 @@ pub(crate) trait Micro: Debug + Send + Sync {
     /// Rows of Q in a group, at most 8.
     const MR: usize;
 
+    /// Asks for the bytes of a row to come to a cache: a hint.
+    fn fetch(&self, _row: &[u8]) {}
+
     /// Decodes K of up to 32 positions: `panel[d][kv]`; missing positions are zeros.
     fn keys(&self, rows: &[&[u8]], half: bool, panel: &mut [[f32; STEP]]);
 
@@ -199,6 +202,11 @@ impl<M: Micro> Pass<'_, M> {
             return;
         }
         for (i, &start) in starts.iter().enumerate() {
+            // Rows of one head are far apart in memory: nobody else sees which will be next.
+            if let Some(&next) = starts.get(i + 1) {
+                self.fetch(&self.op.k, next);
+            }
+            self.fetch(&self.op.v, start);
             self.scores(start, i * STEP);
         }
         for r in 0..self.op.n_rows() {
@@ -206,6 +214,13 @@ impl<M: Micro> Pass<'_, M> {
         }
         for (i, &start) in starts.iter().enumerate() {
             self.mix(start, i * STEP);
+        }
+    }
+
+    fn fetch(&self, rows: &HeadRows<'_>, start: usize) {
+        if let HeadRows::Plain(rows) = rows {
+            let n = self.step_len(start);
+            (start..start + n).for_each(|i| self.micro.fetch(rows.row(i)));
         }
     }
 

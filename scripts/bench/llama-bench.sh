@@ -2,7 +2,7 @@
 # Usage: scripts/bench.sh llama-bench [--threads N] [--rounds N]
 #
 # Stock llama-bench on a model of 1B shape with random Q4_0 weights: the device against ggml's CPU backend with its own
-# repacking, the same threads, in turns; the first turn of each is not counted. 128 tokens of prompt, 32 generated. Ends with
+# repacking, the same threads, in turns; the first turn of each is not counted. 128 tokens of prompt, 128 generated. Ends with
 #     RESULT pp_ratio=… tg_ratio=… pp=… tg=…
 # The ratios are ours over the CPU's, medians of the rounds; pp and tg are our tokens per second.
 set -euo pipefail
@@ -24,7 +24,7 @@ make_model() {
 
 # run ours|cpu : prints the tokens per second of prompt and generation.
 run() {
-    local common=(-m "$MODEL" -t "$threads" -p 128 -n 32 -r 1 -fa 1 -o csv)
+    local common=(-m "$MODEL" -t "$threads" -p 128 -n 128 -r 1 -fa 1 -o csv)
     if [[ $1 == ours ]]; then
         GGML_BACKEND_PATH=$PLUGIN "$STOCK_BIN/llama-bench" "${common[@]}" --device llada-npu -ngl 99
     else

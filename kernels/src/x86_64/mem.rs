@@ -94,3 +94,12 @@ pub(super) fn padded<const N: usize>(tail: &[u8]) -> [u8; N] {
 pub(super) fn prefetch(bytes: &[u8], at: usize) {
     _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(at).cast());
 }
+
+/// Asks for all cache lines of `bytes`, as [`prefetch`] does.
+#[inline]
+#[target_feature(enable = "sse")]
+pub(super) fn prefetch_all(bytes: &[u8]) {
+    (0..bytes.len())
+        .step_by(64)
+        .for_each(|at| prefetch(bytes, at));
+}

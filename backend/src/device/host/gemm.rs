@@ -4,8 +4,9 @@
 //! `MUL_MAT_ID` every row chooses its plane (its expert): rows are gathered by plane first, so that each plane is read
 //! once, and results go back to where their rows came from.
 //!
-//! Threads claim blocks of strips. A block is multiplied with one group of rows after the other, so that a group stays in
-//! the cache while the strips of the block pass by.
+//! Threads claim runs of strips, ever shorter ones: memory is read fastest far in one go, and in the end nobody waits long
+//! for the others. A run is multiplied with one group of rows after the other, so that a group stays in the cache while the
+//! strips of the run pass by.
 
 use std::ops::Range;
 
@@ -26,11 +27,11 @@ use crate::memory::tiles::Tiles;
 /// Elements to pack that are worth claiming an item for.
 const ITEM_ELEMENTS: usize = 1 << 13;
 
-/// Most strips of a block.
-const BLOCK_STRIPS: usize = 8;
+/// Most strips of a run that several groups of rows pass over: they stay in the cache.
+const RUN_STRIPS: usize = 8;
 
-/// Rows of a group whose results fit the stack.
-const STACK_ROWS: usize = 128;
+/// Rows of a group whose results fit the stack; and so few that clearing room for more would take a while of its own.
+const STACK_ROWS: [usize; 2] = [128, 8];
 
 /// A product with tiled weights: shapes and strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,13 +260,13 @@ impl Product<'_> {
         panel: &mut Scratch,
         dst: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let block = self.block_strips(jobs, pool.n_threads());
+        let n_threads = pool.n_threads();
         let (mut size, mut items) = (0_usize, [0; 2]);
         for job in &mut *jobs {
             self.rows(job)?;
             (job.panel, job.first) = (size, items);
             items[0] += job.layout.n_units().div_ceil(units_per_item(&job.layout));
-            items[1] += self.n_strips().div_ceil(block);
+            items[1] += self.runs(job, n_threads).count();
             size = size.checked_add(job.layout.panel_size_bytes()).ok_or(
                 DeviceError::OutOfMemory {
                     size_bytes: usize::MAX,
@@ -274,7 +275,7 @@ impl Product<'_> {
         }
         let panel = panel.bytes(size)?;
         self.pack(pool, jobs, items[0], panel)?;
-        self.multiply(pool, jobs, items[1], block, panel, dst)?;
+        self.multiply(pool, jobs, items[1], panel, dst)?;
         Ok(())
     }
 
@@ -282,10 +283,17 @@ impl Product<'_> {
         self.tiles.shape().matrix().n_strips()
     }
 
-    /// Returns the strips of a block: few enough that every thread gets several, at most [`BLOCK_STRIPS`].
-    fn block_strips(&self, jobs: &[Job], n_threads: usize) -> usize {
-        let n = self.n_strips() * jobs.len();
-        (n / (4 * n_threads)).clamp(1, BLOCK_STRIPS)
+    /// Returns how the strips of a job are shared out.
+    fn runs(&self, job: &Job, n_threads: usize) -> Runs {
+        let most = match job.layout.n_groups() {
+            0 | 1 => usize::MAX,
+            _ => RUN_STRIPS,
+        };
+        Runs {
+            n: self.n_strips(),
+            n_threads,
+            most,
+        }
     }
 
     fn rows(&self, job: &Job) -> Result<F32Rows<'_>, OperandError> {
@@ -326,31 +334,35 @@ impl Product<'_> {
         pool: &mut Pool,
         jobs: &[Job],
         n_items: usize,
-        block: usize,
         panel: &[u8],
         dst: &mut [f32],
     ) -> Result<(), Panicked> {
+        let n_threads = pool.n_threads();
         let dst = Disjoint::new(dst);
         pool.for_each(n_items, |item| {
             let job = job_of(jobs, item, 1);
-            let strips = nth(item - job.first[1], block, self.n_strips());
+            let strips = self.runs(job, n_threads).nth(item - job.first[1]);
             for group in 0..job.layout.n_groups() {
                 let bytes = job.layout.group_bytes(group);
                 let x = &panel[job.panel + bytes.start..job.panel + bytes.end];
                 let n_rows = job.layout.rows(group).len();
-                if n_rows <= STACK_ROWS {
-                    let mut out = [[0.0; TILE]; STACK_ROWS];
-                    self.block(job, strips.clone(), group, x, &mut out[..n_rows], &dst);
+                let strips = strips.clone();
+                if n_rows <= STACK_ROWS[1] {
+                    let mut out = [[0.0; TILE]; STACK_ROWS[1]];
+                    self.run_of(job, strips, group, x, &mut out[..n_rows], &dst);
+                } else if n_rows <= STACK_ROWS[0] {
+                    let mut out = [[0.0; TILE]; STACK_ROWS[0]];
+                    self.run_of(job, strips, group, x, &mut out[..n_rows], &dst);
                 } else {
                     let mut out = vec![[0.0; TILE]; n_rows];
-                    self.block(job, strips.clone(), group, x, &mut out, &dst);
+                    self.run_of(job, strips, group, x, &mut out, &dst);
                 }
             }
         })
     }
 
-    /// Multiplies strips with one group of rows.
-    fn block(
+    /// Multiplies a run of strips with one group of rows.
+    fn run_of(
         &self,
         job: &Job,
         strips: Range<usize>,
@@ -376,6 +388,31 @@ impl Product<'_> {
                 to.copy_from_slice(&results[..n_weights]);
             }
         }
+    }
+}
+
+/// How `n` strips are shared out: each run is a part of what is left, at least one strip and at most `most`.
+#[derive(Clone, Copy, Debug)]
+struct Runs {
+    n: usize,
+    n_threads: usize,
+    most: usize,
+}
+
+impl Runs {
+    /// Returns the run that starts at a strip.
+    fn at(self, start: usize) -> Range<usize> {
+        let len = ((self.n - start) / (2 * self.n_threads)).min(self.most);
+        start..self.n.min(start + len.max(1))
+    }
+
+    fn count(self) -> usize {
+        let starts = std::iter::successors(Some(0), |&start| Some(self.at(start).end));
+        starts.take_while(|&start| start < self.n).count()
+    }
+
+    fn nth(self, i: usize) -> Range<usize> {
+        (0..i).fold(self.at(0), |run, _| self.at(run.end))
     }
 }
 

@@ -268,3 +268,26 @@ fn what_is_no_product_is_refused() {
     chosen.srcs[2] = Some(ids);
     assert!(Shape::of(&chosen).is_err());
 }
+
+#[test]
+fn runs_are_all_strips_in_order_and_end_with_single_ones() {
+    for (n, n_threads, most) in [
+        (0, 2, 9),
+        (1, 2, 9),
+        (64, 2, usize::MAX),
+        (64, 2, 8),
+        (1000, 7, 8),
+    ] {
+        let runs = Runs { n, n_threads, most };
+        let all: Vec<Range<usize>> = (0..runs.count()).map(|i| runs.nth(i)).collect();
+        let strips: Vec<usize> = all.iter().cloned().flatten().collect();
+        assert_eq!(strips, (0..n).collect::<Vec<_>>(), "{runs:?}");
+        assert!(
+            all.iter().all(|run| (1..=most).contains(&run.len())),
+            "{runs:?}"
+        );
+        assert!(all.is_sorted_by(|a, b| a.len() >= b.len()), "{runs:?}");
+        let singles = all.iter().filter(|run| run.len() == 1).count();
+        assert!(singles >= n.min(n_threads), "{runs:?}");
+    }
+}

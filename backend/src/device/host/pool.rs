@@ -28,11 +28,13 @@ use crate::device::DeviceError;
 pub use crate::memory::parallel::Panicked;
 use crate::memory::parallel::Parallel;
 
-/// How often an idle worker looks for work before it parks: some tens of microseconds.
-const SPINS: u32 = 2000;
+/// How often an idle worker looks for work before it parks: some hundred microseconds, more than a host takes from one
+/// graph of a text to the next.
+const SPINS: u32 = 10_000;
 
-/// How often the caller looks whether the others are done before it lets other threads run.
-const SPINS_AT_END: u32 = 200;
+/// How often the caller looks whether the others are done before it lets other threads run: longer than they are at work
+/// where each has a processor.
+const SPINS_AT_END: u32 = 2000;
 
 const INSIDE_ONE: u64 = 1;
 const OPEN: u64 = 1 << 31;

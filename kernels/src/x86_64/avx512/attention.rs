@@ -29,6 +29,11 @@ impl Avx512 {
 impl Micro for Avx512 {
     const MR: usize = MR;
 
+    fn fetch(&self, row: &[u8]) {
+        // SAFETY: every x86_64 has `sse`.
+        unsafe { prefetch_all(row) }
+    }
+
     fn keys(&self, rows: &[&[u8]], half: bool, panel: &mut [[f32; STEP]]) {
         if half {
             // SAFETY: `self` is made only where the features of the callee were detected.

@@ -24,9 +24,9 @@ use crate::x86_64::mem::*;
 /// Four-byte words of a block.
 const WORDS: usize = QK / 4;
 
-/// How far ahead of its use a tile is fetched, in bytes, with few rows and with many: the processor's own prefetching ends
-/// at every page.
-const AHEAD: [usize; 2] = [2048, 4096];
+/// How far ahead of its use a tile is fetched, in bytes, with many rows: the processor's own prefetching ends at every
+/// page. With few rows reading takes all of the time, and asking for lines twice takes more.
+const AHEAD: usize = 4096;
 
 /// The CPU has what every function here is compiled with: `avx512f`, `avx512bw`, `avx512vl`, `avx512vnni`, `avx512vbmi`
 /// and `f16c`.
@@ -65,7 +65,6 @@ macro_rules! kernel {
                     let mut sums = [[_mm512_setzero_ps(); 2]; R];
                     let units = group.as_chunks::<$block>().0.as_chunks::<R>().0;
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch(tile, AHEAD[0]);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for r in 0..R {
                             sums[r] = add::<$block, $parts, $min>(&w, &d, &m, &x[r], sums[r]);
@@ -81,7 +80,7 @@ macro_rules! kernel {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
                     for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        fetch(tile, AHEAD[1]);
+                        fetch(tile, AHEAD);
                         let (w, (d, m)) = ($words(tile), $scales(tile));
                         for (x, out) in x.iter().zip(&mut *out) {
                             store(
