@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::memory::runtime::Policy;
+
 /// A variable whose value cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {name}={value} is not understood: expected {expected}")]
@@ -156,6 +158,33 @@ pub static LLADA_NPU_CACHE_MAX: Knob<u64> = Knob {
     parse: parse_number,
 };
 
+fn parse_mib(value: &str) -> Option<Option<u64>> {
+    let mib: u64 = value.parse().ok().filter(|&mib| mib > 0)?;
+    Some(Some(mib.checked_mul(1 << 20)?))
+}
+
+fn parse_policy(value: &str) -> Option<Policy> {
+    value.parse().ok()
+}
+
+/// How many bytes may be mapped at the same time.
+pub static LLADA_NPU_BUDGET: Knob<Option<u64>> = Knob {
+    name: "LLADA_NPU_BUDGET",
+    expected: "MiB, no limit by default",
+    help: "run each instance as if it saw so few addresses: weights are mapped before they are used, and cannot be read while they are not",
+    default: None,
+    parse: parse_mib,
+};
+
+/// Who decides what is mapped.
+pub static LLADA_NPU_MEMORY: Knob<Policy> = Knob {
+    name: "LLADA_NPU_MEMORY",
+    expected: "naive, lru, drop-unused, planned or planned+pipeline",
+    help: "who decides what is mapped where there is a budget; `planned+pipeline` by default",
+    default: Policy::PlannedPipeline,
+    parse: parse_policy,
+};
+
 /// Returns the directory of `LLADA_NPU_CACHE`, or its place in the user's home; `None` where there is no home.
 #[must_use]
 pub fn cache_dir() -> Option<PathBuf> {
@@ -186,6 +215,12 @@ mod tests {
         assert_eq!(parse_repack("disk"), None);
         assert_eq!(parse_number("20"), Some(20));
         assert_eq!(parse_number("-1"), None);
+        assert_eq!(parse_mib("3"), Some(Some(3 << 20)));
+        for bad in ["0", "-1", "1.5", "99999999999999999"] {
+            assert_eq!(parse_mib(bad), None, "{bad}");
+        }
+        assert_eq!(parse_policy("lru"), Some(Policy::Lru));
+        assert_eq!(parse_policy("best"), None);
     }
 
     #[test]
@@ -221,6 +256,16 @@ mod tests {
                 LLADA_NPU_CACHE_MAX.name,
                 LLADA_NPU_CACHE_MAX.expected,
                 LLADA_NPU_CACHE_MAX.help,
+            ),
+            (
+                LLADA_NPU_BUDGET.name,
+                LLADA_NPU_BUDGET.expected,
+                LLADA_NPU_BUDGET.help,
+            ),
+            (
+                LLADA_NPU_MEMORY.name,
+                LLADA_NPU_MEMORY.expected,
+                LLADA_NPU_MEMORY.help,
             ),
         ];
         for (name, expected, help) in rows {

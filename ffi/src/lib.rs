@@ -6,8 +6,10 @@
 pub mod affinity;
 pub mod ggml;
 mod guard;
+mod protect;
 pub mod qnn;
 mod region;
 
 pub use guard::guard;
+pub use protect::set_readable;
 pub use region::{Region, StableBytes, page_size};

@@ -12,10 +12,13 @@ use llada_npu_ffi::ggml::{OpCodes, Status};
 use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
+use super::resident::Resident;
 use crate::device::{Accelerator, DeviceError, Op, Task};
 use crate::graph::{
-    Segment, Work, classify, cut, describe, is_weight, n_threads_for, settle, touches_tiles,
+    Segment, Work, classify, cut, describe, is_weight, n_threads_for, objects, settle,
+    touches_tiles,
 };
+use crate::memory::runtime::SessionError;
 use crate::memory::{PlainGuard, WeightStore};
 
 /// Identity of instances of this kind.
@@ -45,6 +48,9 @@ pub enum ComputeError {
         /// The node.
         node: usize,
     },
+    /// What a segment needs could not be mapped.
+    #[error(transparent)]
+    Memory(#[from] SessionError),
     /// A kernel of ours failed.
     #[error("node {node}: {source}")]
     Device {
@@ -60,7 +66,8 @@ impl From<ComputeError> for Status {
         match error {
             ComputeError::Aborted => Self::ABORTED,
             ComputeError::Delegate { status, .. } => status,
-            ComputeError::Device {
+            ComputeError::Memory(_)
+            | ComputeError::Device {
                 source: DeviceError::OutOfMemory { .. },
                 ..
             } => Self::ALLOC_FAILED,
@@ -77,6 +84,8 @@ pub struct NpuBackend {
     delegate: Delegate,
     store: Arc<WeightStore>,
     n_threads: u32,
+    /// Maps what segments need, where there is a budget.
+    resident: Option<Resident>,
     abort: Option<AbortCallback>,
     counts: Counts,
     /// What the nodes of the current graph are, and how it is cut; kept for their memory.
@@ -90,18 +99,41 @@ impl NpuBackend {
         accelerator: Box<dyn Accelerator>,
         delegate: Delegate,
         store: Arc<WeightStore>,
+        resident: Option<Resident>,
     ) -> Self {
         Self {
             codes,
             accelerator,
             delegate,
             store,
+            resident,
             n_threads: u32::try_from(default_n_threads()).unwrap_or(u32::MAX),
             abort: None,
             counts: Counts::default(),
             work: Vec::new(),
             segments: Vec::new(),
         }
+    }
+
+    fn run_all(
+        &mut self,
+        graph: &mut GraphView<'_>,
+        segments: &[Segment],
+    ) -> Result<(), ComputeError> {
+        if let Some(resident) = &mut self.resident {
+            resident.begin(objects(&self.codes, graph, segments, &self.work))?;
+        }
+        let store = Arc::clone(&self.store);
+        for (i, segment) in segments.iter().enumerate() {
+            if self.abort.is_some_and(|abort| abort.requested()) {
+                return Err(ComputeError::Aborted);
+            }
+            if let Some(resident) = &mut self.resident {
+                resident.before(i)?;
+            }
+            self.run(graph, &store.plain(), segment.clone())?;
+        }
+        Ok(())
     }
 
     fn run(
@@ -221,13 +253,10 @@ impl BackendImpl for NpuBackend {
         }));
         let mut segments = std::mem::take(&mut self.segments);
         cut(&self.work, &mut segments);
-        let store = Arc::clone(&self.store);
-        let result = segments.iter().try_for_each(|segment| {
-            if self.abort.is_some_and(|abort| abort.requested()) {
-                return Err(ComputeError::Aborted);
-            }
-            self.run(graph, &store.plain(), segment.clone())
-        });
+        let result = self.run_all(graph, &segments);
+        if let Some(resident) = &mut self.resident {
+            resident.end();
+        }
         self.segments = segments;
         result
     }

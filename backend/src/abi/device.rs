@@ -13,6 +13,7 @@ use llada_npu_ffi::ggml::{Api, Op, OpCodes};
 use super::NAME;
 use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
+use super::resident::{Budget, Resident};
 use crate::device::host::{self, Host};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
@@ -28,11 +29,13 @@ pub struct NpuDevice {
     /// For K, then for V.
     kv_buffer_types: [NpuBufferType; 2],
     store: Arc<WeightStore>,
+    /// Of every instance.
+    budget: Option<Budget>,
 }
 
 impl NpuDevice {
-    /// Opens the device, which keeps tiles of weights as `keep` says; `None` in a host without a CPU device.
-    pub(super) fn open(host: &GgmlHost, keep: Keep) -> Option<Self> {
+    /// Opens the device, which keeps tiles of weights as `keep` says and maps them within `budget`; `None` in a host without a CPU device.
+    pub(super) fn open(host: &GgmlHost, keep: Keep, budget: Option<Budget>) -> Option<Self> {
         let api = host.api();
         let cpu = Device::cpu(api)?;
         let description = format!("CPU kernels, {} threads", default_n_threads());
@@ -45,6 +48,7 @@ impl NpuDevice {
             buffer_type: NpuBufferType::Plain(Arc::clone(&store)),
             kv_buffer_types: [KvTiles::K, KvTiles::V].map(NpuBufferType::Tiles),
             store,
+            budget,
         })
     }
 
@@ -94,6 +98,8 @@ impl DeviceImpl for NpuDevice {
                 Box::new(accelerator),
                 delegate,
                 Arc::clone(&self.store),
+                self.budget
+                    .map(|budget| Resident::new(budget, Arc::clone(&self.store))),
             )),
             Err(error) => {
                 log::error!("cannot make an instance: {error}");

@@ -12,6 +12,7 @@ mod counts;
 pub mod device;
 pub mod proc;
 pub mod reg;
+mod resident;
 
 use std::sync::OnceLock;
 
@@ -66,7 +67,8 @@ pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
 fn make() -> Result<Installed<NpuReg>, InitError> {
     LLADA_NPU_LOG.get()?;
     let host = Host::probe(LLADA_NPU_STRICT.get()?)?;
-    let device = NpuDevice::open(&host, keep()?).ok_or(InitError::NoCpu)?;
+    let budget = resident::Budget::from_knobs()?;
+    let device = NpuDevice::open(&host, keep()?, budget).ok_or(InitError::NoCpu)?;
     Ok(Installed::new(&host, NpuReg::new(device)))
 }
 

@@ -163,6 +163,12 @@ pub enum DeviceError {
         /// Bytes asked for.
         size_bytes: usize,
     },
+    /// Tiles of a weight were needed while they were not mapped.
+    #[error("a weight of {size_bytes} bytes is used while it is not mapped")]
+    NotMapped {
+        /// Bytes of the tiles.
+        size_bytes: usize,
+    },
     /// A kernel panicked; the result is incomplete.
     #[error("a thread panicked in a kernel")]
     Panicked,

@@ -5,10 +5,12 @@
 
 #![deny(unsafe_code)]
 
+mod objects;
 mod params;
 mod segment;
 mod weights;
 
+pub use objects::{GraphObjects, objects};
 pub use segment::{Segment, Work, cut, n_threads_for};
 pub use weights::{is_weight, settle};
 

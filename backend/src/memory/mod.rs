@@ -12,6 +12,7 @@
 //! | `key` | their names |
 //! | `kv` | K and V in tiles, as a host reads and writes them |
 //! | [`parallel`] | threads to work with, whoever has them |
+//! | [`runtime`] | what is mapped when, where an accelerator sees too few addresses |
 
 #![deny(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod cache;
 mod key;
 mod kv;
 pub mod parallel;
+pub mod runtime;
 pub mod shape;
 pub mod store;
 pub mod tiles;

@@ -15,7 +15,10 @@
 //! them as well (a token embedding that is also the output matrix). Weights in a mapped file cost no memory of their own:
 //! their pages are dropped and come back from the file.
 //!
-//! Locks, in the order in which they are taken: `plain`, `buffers` or `weights`, a weight's state, `queue`.
+//! Where tiles are mapped segment by segment ([`runtime`](super::runtime)), those that nobody has shown are closed, and
+//! nobody can read them.
+//!
+//! Locks, in the order in which they are taken: `plain`, `buffers` or `weights`, a weight's state, `queue` or `shown`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -103,6 +106,8 @@ pub struct WeightStore {
     queue: Mutex<Vec<Arc<Weight>>>,
     n_queued: AtomicUsize,
     n_released: AtomicUsize,
+    /// By how many the tiles of a weight are shown, by its address; `None` as long as nobody has shown or hidden any.
+    shown: Mutex<Option<BTreeMap<usize, usize>>>,
 }
 
 /// The store, while no plain bytes are given back.
@@ -130,7 +135,54 @@ impl WeightStore {
             queue: Mutex::default(),
             n_queued: AtomicUsize::new(0),
             n_released: AtomicUsize::new(0),
+            shown: Mutex::default(),
         }
+    }
+
+    /// Lets the tiles of the weight at `address` be read, those there are and those that will be. Every call is undone by
+    /// one of [`Self::hide`].
+    pub fn show(&self, address: usize) {
+        let tiles = self.tiles_at(address);
+        let mut shown = lock(&self.shown);
+        *shown.get_or_insert_default().entry(address).or_insert(0) += 1;
+        if let Some(tiles) = tiles {
+            tiles.open();
+        }
+    }
+
+    /// Undoes one call of [`Self::show`]: when nobody shows the tiles any more, nobody can read them.
+    pub fn hide(&self, address: usize) {
+        let tiles = self.tiles_at(address);
+        let mut shown = lock(&self.shown);
+        let shown = shown.get_or_insert_default();
+        let n_left = shown.get(&address).map_or(0, |n| n - 1);
+        if n_left > 0 {
+            shown.insert(address, n_left);
+            return;
+        }
+        shown.remove(&address);
+        if let Some(tiles) = tiles {
+            tiles.close();
+        }
+    }
+
+    fn tiles_at(&self, address: usize) -> Option<Arc<Tiles>> {
+        let weight = lock(&self.weights).get(&address).map(Arc::clone)?;
+        let state = lock(&weight.state);
+        state.tiles.clone()
+    }
+
+    /// Runs `read`, which reads tiles that may be closed.
+    fn opened<R>(&self, address: usize, tiles: &Tiles, read: impl FnOnce() -> R) -> R {
+        let shown = lock(&self.shown);
+        tiles.open();
+        let result = read();
+        if let Some(shown) = &*shown
+            && !shown.contains_key(&address)
+        {
+            tiles.close();
+        }
+        result
     }
 
     /// Tells whether weights are repacked at all.
@@ -301,7 +353,7 @@ impl WeightStore {
             return;
         }
         let tiles = state.tiles.as_ref().expect("released bytes are in tiles");
-        weight.restore(tiles);
+        self.opened(weight.address, tiles, || weight.restore(tiles));
         state.is_released = false;
         self.n_released.fetch_sub(1, Ordering::Relaxed);
     }

@@ -90,6 +90,10 @@ impl Host {
             let plain = gemm::data(&task, 0)?;
             let address = plain.as_ptr() as usize;
             if let Some(tiles) = weights.tiles(address, &shape.weight, plain, pool) {
+                if !tiles.is_open() {
+                    let size_bytes = tiles.shape().size_bytes();
+                    return Err(DeviceError::NotMapped { size_bytes });
+                }
                 let (_, gemm) = &self.kernels.gemm[gemm::index(shape.weight.matrix().ty())];
                 let (work, rows) = (&mut self.work, &mut self.rows);
                 return gemm::run(pool, gemm, work, rows, &shape, &tiles, task);

@@ -153,6 +153,26 @@ impl<'a> Node<'a> {
         !self.raw().view_src.is_null()
     }
 
+    /// Returns the tensor whose data this one shows: itself, where it is no view.
+    #[must_use]
+    pub fn root(self) -> Self {
+        NonNull::new(self.raw().view_src).map_or(self, |raw| Self { raw, ..self })
+    }
+
+    /// Returns what tells the tensor from all others of its graph.
+    #[must_use]
+    pub fn id(self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
+    /// Returns the name that the host gave the tensor; empty where it gave none.
+    #[must_use]
+    pub fn name(self) -> String {
+        let chars = self.raw().name.iter().map(|&c| c.cast_unsigned());
+        let bytes: Vec<u8> = chars.take_while(|&byte| byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Returns where the data lie, if all of them lie in the tensor's buffer.
     #[must_use]
     pub fn place(self) -> Option<Place> {

@@ -1,0 +1,276 @@
+//! The memory runtime of an instance: graphs run within a budget of addresses.
+//!
+//! A graph is read into objects and segments; the session of the graph before goes on where it has the same segments, or some
+//! of them, so that what stays mapped stays from graph to graph. Activations are one object that grows, as a host plans their
+//! places itself.
+
+use std::sync::Arc;
+
+use super::InitError;
+use crate::graph::GraphObjects;
+use crate::knobs::{LLADA_NPU_BUDGET, LLADA_NPU_MEMORY};
+use crate::memory::WeightStore;
+use crate::memory::runtime::arena::Arena;
+use crate::memory::runtime::{
+    Class, Costs, HostMapping, Limits, Object, ObjectId, Planner, Policy, Report, Segment,
+    SegmentId, Session, SessionError, Workload,
+};
+
+/// Maps of the host cost what the system takes for them, and there is nothing to copy into.
+const HOST_COSTS: Costs = Costs {
+    map_seconds_per_gb: 0.0,
+    copy_gb_per_second: 0.0,
+};
+
+/// Activations are planned in sizes of at least this.
+const MIN_ARENA_BYTES: u64 = 64 << 10;
+
+/// A long-lived object: where it lies, its size, whether it is written.
+type Long = (usize, u64, bool);
+
+/// How an instance uses a budget, as the settings have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Budget {
+    limits: Limits,
+    policy: Policy,
+}
+
+impl Budget {
+    /// Reads the settings; `None` where there is no budget.
+    ///
+    /// # Errors
+    /// When one is not understood.
+    pub(super) fn from_knobs() -> Result<Option<Self>, InitError> {
+        let policy = LLADA_NPU_MEMORY.get()?;
+        Ok(LLADA_NPU_BUDGET.get()?.map(|budget_bytes| Self {
+            limits: Limits {
+                budget_bytes,
+                ..Limits::default()
+            },
+            policy,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Current {
+    session: Session,
+    /// What each segment needs that is long-lived.
+    segments: Vec<Vec<Long>>,
+    arena_bytes: u64,
+}
+
+/// Owning: the session of an instance.
+#[derive(Debug)]
+pub(super) struct Resident {
+    budget: Budget,
+    store: Arc<WeightStore>,
+    current: Option<Current>,
+    groups: Vec<usize>,
+    /// The group that runs.
+    running: Option<usize>,
+}
+
+impl Resident {
+    pub(super) fn new(budget: Budget, store: Arc<WeightStore>) -> Self {
+        Self {
+            budget,
+            store,
+            current: None,
+            groups: Vec::new(),
+            running: None,
+        }
+    }
+
+    /// Begins a graph.
+    pub(super) fn begin(&mut self, graph: GraphObjects) -> Result<(), SessionError> {
+        self.end();
+        let arena_bytes = Arena::pack(&graph.workload, &self.budget.limits).size_bytes;
+        let needs = |segment: &Segment| -> Vec<Long> {
+            let long = |object: &ObjectId| {
+                let address = graph.addresses[object.0]?;
+                let object = graph.workload.object(*object);
+                Some((address, object.size_bytes, object.is_written))
+            };
+            let mut needs: Vec<_> = segment.needs.iter().filter_map(long).collect();
+            needs.sort_unstable();
+            needs
+        };
+        let segments: Vec<_> = graph.workload.segments().iter().map(needs).collect();
+        let known = self
+            .current
+            .as_ref()
+            .filter(|current| arena_bytes <= current.arena_bytes);
+        let found = known.and_then(|current| find(&current.segments, &segments));
+        let found = match found {
+            Some(found) => found,
+            None => {
+                let all = (0..segments.len()).map(SegmentId).collect();
+                self.restart(&graph, segments, arena_bytes)?;
+                all
+            }
+        };
+        self.groups = graph.groups;
+        let current = self.current.as_mut();
+        current.map_or(Ok(()), |current| current.session.begin(&found))
+    }
+
+    fn restart(
+        &mut self,
+        graph: &GraphObjects,
+        segments: Vec<Vec<Long>>,
+        arena_bytes: u64,
+    ) -> Result<(), SessionError> {
+        let grown = arena_bytes.next_power_of_two().max(MIN_ARENA_BYTES);
+        self.close();
+        // Where it is tight, activations get what they need now.
+        let (planner, arena_bytes) = match self.planner(graph, grown) {
+            Ok(planner) => (planner, grown),
+            Err(_) => (self.planner(graph, arena_bytes)?, arena_bytes),
+        };
+        if let Some(residency) = planner.residency() {
+            log::debug!(
+                "memory: {} bytes stay, {} bytes are streamed through {} (working set {}, budget {})",
+                residency.resident_bytes,
+                residency.streamed_bytes,
+                residency.staging_bytes,
+                planner.working_set_bytes(),
+                planner.limits().budget_bytes
+            );
+        }
+        let addresses = graph.addresses.iter().zip(&graph.may_have_tiles);
+        let addresses = addresses
+            .map(|(address, may)| address.filter(|_| *may))
+            .collect();
+        let mapping = HostMapping::new(Arc::clone(&self.store), addresses);
+        let session = Session::new(planner, Box::new(mapping))?;
+        self.current = Some(Current {
+            session,
+            segments,
+            arena_bytes,
+        });
+        Ok(())
+    }
+
+    /// Plans for the long-lived objects of a graph, which keep their numbers, and activations of some size.
+    fn planner(&self, graph: &GraphObjects, arena_bytes: u64) -> Result<Planner, SessionError> {
+        let mut workload = Workload::new();
+        for object in graph.workload.objects() {
+            workload.add_object(match object.class {
+                Class::LongLived => object.clone(),
+                Class::ShortLived => Object {
+                    size_bytes: 0,
+                    ..object.clone()
+                },
+            });
+        }
+        let arena = workload.add_object(Object::new("activations", arena_bytes, Class::ShortLived));
+        for segment in graph.workload.segments() {
+            let needs = segment.needs.iter().copied().chain([arena]);
+            workload.add_segment(segment.name.clone(), needs);
+        }
+        Ok(Planner::new(
+            workload,
+            self.budget.limits,
+            self.budget.policy,
+            HOST_COSTS,
+        )?)
+    }
+
+    /// Gets ready for segment `i` of the graph.
+    pub(super) fn before(&mut self, i: usize) -> Result<(), SessionError> {
+        let group = self.groups.get(i).copied();
+        if self.running == group {
+            return Ok(());
+        }
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        if self.running.take().is_some() {
+            current.session.leave()?;
+        }
+        current.session.enter()?;
+        self.running = group;
+        Ok(())
+    }
+
+    /// Ends a graph, whether or not all of it has run.
+    pub(super) fn end(&mut self) {
+        self.running = None;
+        if let Some(current) = &mut self.current {
+            current.session.end();
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(mut current) = self.current.take() {
+            current.session.finish();
+            log(&current.session.report());
+        }
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn log(report: &Report) {
+    let Report {
+        transfers,
+        n_runs,
+        n_stalls,
+        stall,
+        transfer,
+        n_failures,
+    } = report;
+    log::info!(
+        "memory: {} maps ({} bytes), {} unmaps, {} evictions, peak {} bytes, {n_stalls} stalls in {n_runs} runs \
+         ({:.3} s waited of {:.3} s moving), {n_failures} failures",
+        transfers.n_maps,
+        transfers.total_mapped_bytes,
+        transfers.n_unmaps,
+        transfers.n_evictions,
+        transfers.peak_bytes,
+        stall.as_secs_f64(),
+        transfer.as_secs_f64(),
+    );
+}
+
+/// Returns where the segments of a graph are among those known, in order.
+fn find(known: &[Vec<Long>], wanted: &[Vec<Long>]) -> Option<Vec<SegmentId>> {
+    let mut at = 0;
+    wanted
+        .iter()
+        .map(|segment| {
+            let i = at + known[at..].iter().position(|known| known == segment)?;
+            at = i + 1;
+            Some(SegmentId(i))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_found_in_order_or_not_at_all() {
+        let known: Vec<Vec<Long>> = [1, 2, 3, 2]
+            .map(|address| vec![(address, 8, false)])
+            .to_vec();
+        let find = |wanted: &[usize]| {
+            let wanted: Vec<_> = wanted
+                .iter()
+                .map(|&address| vec![(address, 8, false)])
+                .collect();
+            find(&known, &wanted).map(|found| found.into_iter().map(|id| id.0).collect::<Vec<_>>())
+        };
+        assert_eq!(find(&[1, 2, 3, 2]), Some(vec![0, 1, 2, 3]));
+        assert_eq!(find(&[1, 2, 2]), Some(vec![0, 1, 3]));
+        assert_eq!(find(&[]), Some(vec![]));
+        assert_eq!(find(&[3, 1]), None);
+        assert_eq!(find(&[4]), None);
+    }
+}

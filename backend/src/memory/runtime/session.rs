@@ -1,0 +1,534 @@
+//! Carrying out what a planner decides, for steps that run as they come.
+//!
+//! ```text
+//!   begin(segments) ── enter ─ run ─ leave ── enter ─ run ─ leave ── … ── end
+//!                        │              │
+//!                        ▼ waits for    ▼ lets go on
+//!   staging thread:  transfers of turn n+1 while the run of turn n goes on
+//! ```
+//!
+//! With [`Policy::PlannedPipeline`] a thread of its own plans turn after turn, as far ahead as free slots allow; with the other
+//! policies the caller's thread does, in [`Session::enter`]. A step may be ended before its last segment; turns that were begun
+//! are then carried out, so that the books stay those of the device.
+//!
+//! When a transfer fails, the step fails, everything is unmapped once the step has ended, and the next step starts from nothing.
+//! Whatever happens, every map is returned: at the latest when the session is dropped.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::PlanError;
+use super::limits::Policy;
+use super::mapping::{MapError, Mapping};
+use super::planner::{Planner, check_order};
+use super::turn::{Counters, Piece, Place, Transfer, Turn};
+use super::workload::SegmentId;
+
+/// Why a step could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A transfer failed.
+    #[error("segment `{segment}`: {source}")]
+    Map {
+        /// The segment that it was for.
+        segment: String,
+        /// What happened.
+        source: MapError,
+    },
+    /// The mapping panicked.
+    #[error("segment `{segment}`: a mapping panicked")]
+    Panicked {
+        /// The segment that it was for.
+        segment: String,
+    },
+    /// The staging thread could not be started.
+    #[error("cannot start the staging thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// More segments were entered than begun.
+    #[error("no segment is left in this step")]
+    NoSegment,
+}
+
+/// What a session has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Transfers that were carried out.
+    pub transfers: Counters,
+    /// Runs that were entered.
+    pub n_runs: u64,
+    /// Runs that had to wait for transfers.
+    pub n_stalls: u64,
+    /// How long they waited.
+    pub stall: Duration,
+    /// How long transfers took.
+    pub transfer: Duration,
+    /// Times that everything was unmapped because something failed.
+    pub n_failures: u64,
+}
+
+/// Plans and carries out, on one thread at a time.
+#[derive(Debug)]
+struct Core {
+    planner: Planner,
+    mapping: Box<dyn Mapping>,
+    /// What is mapped now.
+    live: BTreeMap<(Place, u64), Piece>,
+    done: Counters,
+    transfer: Duration,
+}
+
+impl Core {
+    fn carry_out(&mut self, transfers: &[Transfer]) -> Result<(), MapError> {
+        for transfer in transfers {
+            let workload = self.planner.workload();
+            match transfer {
+                Transfer::Map(piece) => {
+                    self.mapping.map(piece, workload)?;
+                    self.live
+                        .insert((piece.place, piece.offset_bytes), piece.clone());
+                }
+                Transfer::Unmap(piece) => {
+                    self.live.remove(&(piece.place, piece.offset_bytes));
+                    // The piece is gone even if the device complains.
+                    self.done.add(transfer);
+                    self.mapping.unmap(piece, workload)?;
+                    continue;
+                }
+                Transfer::Copy { object, range, .. } => {
+                    self.mapping.copy(*object, range.clone(), workload)?;
+                }
+            }
+            self.done.add(transfer);
+        }
+        Ok(())
+    }
+
+    /// Does all that comes before a run.
+    fn prepare(&mut self, turn: &Turn) -> Result<(), SessionError> {
+        let start = Instant::now();
+        let segment = || self.planner.workload().segment(turn.segment).name.clone();
+        let segment = segment();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.carry_out(&turn.before)?;
+            self.mapping.describe(turn, self.planner.workload())
+        }));
+        self.transfer += start.elapsed();
+        match result {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(source)) => Err(SessionError::Map { segment, source }),
+            Err(_payload) => Err(SessionError::Panicked { segment }),
+        }
+    }
+
+    /// Does all that comes after a run.
+    fn release(&mut self, turn: &Turn) -> Result<(), SessionError> {
+        self.carry_out(&turn.release)
+            .map_err(|source| SessionError::Map {
+                segment: self.planner.workload().segment(turn.segment).name.clone(),
+                source,
+            })
+    }
+
+    /// Unmaps everything, and forgets what was planned.
+    fn return_all(&mut self) {
+        self.planner.finish();
+        self.planner.start_step();
+        // Staging memory and arena go last, objects that lie in them before.
+        for (_, piece) in std::mem::take(&mut self.live) {
+            let workload = self.planner.workload();
+            let mapping = &mut self.mapping;
+            let result = catch_unwind(AssertUnwindSafe(|| mapping.unmap(&piece, workload)));
+            match result {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => log::warn!("unmapping: {error}"),
+                Err(_payload) => log::error!("unmapping: a mapping panicked"),
+            }
+            self.done.add(&Transfer::Unmap(piece));
+        }
+    }
+
+    fn transfers(&self) -> Counters {
+        let planned = self.planner.counters();
+        Counters {
+            n_evictions: planned.n_evictions,
+            n_compactions: planned.n_compactions,
+            ..self.done
+        }
+    }
+}
+
+/// What caller and staging thread tell each other.
+#[derive(Debug, Default)]
+struct State {
+    /// Segments of the step that nobody has planned yet, the next one last.
+    rest: Vec<SegmentId>,
+    /// Turns planned, turns whose transfers are done, turns whose run is over.
+    n_issued: u64,
+    n_ready: u64,
+    n_over: u64,
+    is_stepping: bool,
+    /// The thread is at work.
+    is_busy: bool,
+    failure: Option<SessionError>,
+    /// Everything is to be unmapped when the step has ended.
+    must_return: bool,
+    must_quit: bool,
+    n_failures: u64,
+    transfers: Counters,
+    transfer: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the thread has nothing to do any more.
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        while state.is_busy || state.must_return {
+            state = self.wait(state);
+        }
+        state.n_over = state.n_issued;
+    }
+}
+
+/// The staging thread: turn after turn, until it is told to quit.
+fn stage(mut core: Core, shared: &Shared) {
+    let mut state = shared.lock();
+    loop {
+        if !state.is_stepping && state.must_return {
+            state.is_busy = true;
+            drop(state);
+            core.return_all();
+            state = shared.lock();
+            state.must_return = false;
+        } else if !state.is_stepping && state.must_quit {
+            return;
+        } else if !state.must_return
+            && let Some(segment) = state.rest.pop()
+        {
+            let rest: Vec<_> = state.rest.iter().rev().copied().collect();
+            state.is_busy = true;
+            drop(state);
+            let turn = core.planner.turn(segment, &rest);
+            state = shared.lock();
+            state.n_issued = turn.ticket + 1;
+            // When the step has ended, nothing runs any more.
+            while state.is_stepping && turn.after.is_some_and(|after| state.n_over <= after) {
+                state = shared.wait(state);
+            }
+            drop(state);
+            let result = core.prepare(&turn);
+            debug_assert!(
+                turn.release.is_empty(),
+                "streamed objects are unmapped before a run"
+            );
+            state = shared.lock();
+            match result {
+                Ok(()) => state.n_ready = turn.ticket + 1,
+                Err(error) => {
+                    state.failure = Some(error);
+                    state.must_return = true;
+                    state.n_failures += 1;
+                }
+            }
+        } else {
+            state = shared.wait(state);
+            continue;
+        }
+        state.is_busy = false;
+        state.transfers = core.transfers();
+        state.transfer = core.transfer;
+        shared.changed.notify_all();
+    }
+}
+
+#[derive(Debug)]
+enum Driver {
+    /// The caller's thread; the turn whose run goes on, and the segments that follow, the next one last.
+    Caller {
+        core: Box<Core>,
+        turn: Option<Turn>,
+        rest: Vec<SegmentId>,
+        n_failures: u64,
+        must_return: bool,
+    },
+    /// A thread of its own.
+    Thread {
+        shared: Arc<Shared>,
+        thread: Option<JoinHandle<()>>,
+        /// The ticket of the next run.
+        next: u64,
+        /// The segments of the step that have not been entered, the next one last.
+        rest: Vec<SegmentId>,
+    },
+}
+
+/// Owning: a planner, a mapping, and all maps made.
+#[derive(Debug)]
+pub struct Session {
+    driver: Driver,
+    n_segments: usize,
+    n_runs: u64,
+    n_stalls: u64,
+    stall: Duration,
+}
+
+impl Session {
+    /// Starts a session; nothing is mapped yet.
+    ///
+    /// # Errors
+    /// When the staging thread cannot be started.
+    pub fn new(planner: Planner, mapping: Box<dyn Mapping>) -> Result<Self, SessionError> {
+        let n_segments = planner.workload().segments().len();
+        let is_pipelined = planner.policy() == Policy::PlannedPipeline;
+        let core = Core {
+            planner,
+            mapping,
+            live: BTreeMap::new(),
+            done: Counters::default(),
+            transfer: Duration::ZERO,
+        };
+        let driver = if is_pipelined {
+            let shared = Arc::new(Shared::default());
+            let theirs = Arc::clone(&shared);
+            let thread = std::thread::Builder::new()
+                .name("llada-npu stage".to_owned())
+                .spawn(move || stage(core, &theirs))
+                .map_err(SessionError::Thread)?;
+            Driver::Thread {
+                shared,
+                thread: Some(thread),
+                next: 0,
+                rest: Vec::new(),
+            }
+        } else {
+            Driver::Caller {
+                core: Box::new(core),
+                turn: None,
+                rest: Vec::new(),
+                n_failures: 0,
+                must_return: false,
+            }
+        };
+        Ok(Self {
+            driver,
+            n_segments,
+            n_runs: 0,
+            n_stalls: 0,
+            stall: Duration::ZERO,
+        })
+    }
+
+    /// Begins a step: some segments of the workload, in its order. A step that goes on is ended.
+    ///
+    /// # Errors
+    /// When a segment does not exist, or does not lie behind the one before.
+    pub fn begin(&mut self, segments: &[SegmentId]) -> Result<(), SessionError> {
+        self.end();
+        check_order(segments, self.n_segments)?;
+        let reversed: Vec<_> = segments.iter().rev().copied().collect();
+        match &mut self.driver {
+            Driver::Caller { core, rest, .. } => {
+                core.planner.start_step();
+                *rest = reversed;
+            }
+            Driver::Thread {
+                shared, next, rest, ..
+            } => {
+                rest.clone_from(&reversed);
+                let mut state = shared.lock();
+                *next = state.n_issued;
+                state.rest = reversed;
+                state.failure = None;
+                state.is_stepping = true;
+                shared.changed.notify_all();
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all that the next segment needs is mapped, and returns which one it is.
+    ///
+    /// # Errors
+    /// When a transfer failed; the step cannot go on then, the next one can.
+    pub fn enter(&mut self) -> Result<SegmentId, SessionError> {
+        let start = Instant::now();
+        let mut has_waited = false;
+        let segment = match &mut self.driver {
+            Driver::Caller {
+                core,
+                turn,
+                rest,
+                n_failures,
+                must_return,
+            } => {
+                let segment = rest.pop().ok_or(SessionError::NoSegment)?;
+                let following: Vec<_> = rest.iter().rev().copied().collect();
+                let next = core.planner.turn(segment, &following);
+                has_waited = !next.before.is_empty();
+                if let Err(error) = core.prepare(&next) {
+                    (*n_failures, *must_return) = (*n_failures + 1, true);
+                    return Err(error);
+                }
+                *turn = Some(next);
+                segment
+            }
+            Driver::Thread {
+                shared, next, rest, ..
+            } => {
+                let segment = rest.pop().ok_or(SessionError::NoSegment)?;
+                let mut state = shared.lock();
+                while state.n_ready <= *next && state.failure.is_none() {
+                    has_waited = true;
+                    state = shared.wait(state);
+                }
+                if state.n_ready <= *next {
+                    return Err(state.failure.take().unwrap_or(SessionError::NoSegment));
+                }
+                segment
+            }
+        };
+        self.n_runs += 1;
+        if has_waited {
+            self.n_stalls += 1;
+            self.stall += start.elapsed();
+        }
+        Ok(segment)
+    }
+
+    /// Says that the run of the segment that was entered last is over.
+    ///
+    /// # Errors
+    /// When what it used could not be given back; the step cannot go on then, the next one can.
+    pub fn leave(&mut self) -> Result<(), SessionError> {
+        match &mut self.driver {
+            Driver::Caller {
+                core,
+                turn,
+                n_failures,
+                must_return,
+                ..
+            } => {
+                let Some(turn) = turn.take() else {
+                    return Ok(());
+                };
+                core.release(&turn).inspect_err(|_| {
+                    (*n_failures, *must_return) = (*n_failures + 1, true);
+                })
+            }
+            Driver::Thread { shared, next, .. } => {
+                *next += 1;
+                shared.lock().n_over = *next;
+                shared.changed.notify_all();
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends a step, whether or not all its segments have run. Nothing of it may run any more.
+    pub fn end(&mut self) {
+        match &mut self.driver {
+            Driver::Caller {
+                core,
+                turn,
+                rest,
+                must_return,
+                n_failures,
+            } => {
+                rest.clear();
+                if let Some(turn) = turn.take()
+                    && let Err(error) = core.release(&turn)
+                {
+                    log::warn!("{error}");
+                    (*n_failures, *must_return) = (*n_failures + 1, true);
+                }
+                if std::mem::take(must_return) {
+                    core.return_all();
+                }
+            }
+            Driver::Thread { shared, rest, .. } => {
+                rest.clear();
+                let mut state = shared.lock();
+                state.rest.clear();
+                state.is_stepping = false;
+                shared.changed.notify_all();
+                shared.settle(state);
+            }
+        }
+    }
+
+    /// Ends a step that goes on, and unmaps everything. The session can go on.
+    pub fn finish(&mut self) {
+        self.end();
+        match &mut self.driver {
+            Driver::Caller { core, .. } => core.return_all(),
+            Driver::Thread { shared, .. } => {
+                let mut state = shared.lock();
+                state.must_return = true;
+                shared.changed.notify_all();
+                shared.settle(state);
+            }
+        }
+    }
+
+    /// Returns what was done so far. Between steps, the numbers belong together.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let (transfers, transfer, n_failures) = match &self.driver {
+            Driver::Caller {
+                core, n_failures, ..
+            } => (core.transfers(), core.transfer, *n_failures),
+            Driver::Thread { shared, .. } => {
+                let state = shared.lock();
+                (state.transfers, state.transfer, state.n_failures)
+            }
+        };
+        Report {
+            transfers,
+            n_runs: self.n_runs,
+            n_stalls: self.n_stalls,
+            stall: self.stall,
+            transfer,
+            n_failures,
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.finish();
+        if let Driver::Thread { shared, thread, .. } = &mut self.driver {
+            shared.lock().must_quit = true;
+            shared.changed.notify_all();
+            if let Some(thread) = thread.take()
+                && thread.join().is_err()
+            {
+                log::error!("the staging thread panicked");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;
