@@ -8,11 +8,13 @@
 #   plugin     the plug-in exports two symbols, needs the C library alone, and refuses a host without ggml
 #   kernels    the suite of the kernels on CPUs with all features, without i8mm, and with plain NEON; names the kernels
 #              that ran, and fails if one did not that should have
+#   qnn        the wrapper of QNN over the library that fails on demand and, with LLADA_NPU_ACCEPT_QNN_LICENSE=1, over
+#              Qualcomm's library for aarch64, which has to say that there is no NPU; scripts/test.sh qnn runs it
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-PARTS=(lint plugin kernels)
+PARTS=(lint plugin kernels qnn)
 TRIPLE=aarch64-unknown-linux-gnu
 ARM_TARGET=$TARGET/arm64
 LIST=$REPO/tests/arm64/kernels.txt
@@ -134,6 +136,21 @@ run_kernels() {
         verdict "every kernel for $cpu ran" all_ran "$log_file" $features
     done
     rm -f "$log_file"
+}
+
+# qnn_passes TEST : on a CPU with all features.
+qnn_passes() {
+    arm_cargo max test --no-fail-fast -p llada-npu-qnn-tests --test "$1" -- --show-output 2>&1 |
+        grep -Ev '^test result: |^running |^$' || true
+    return "${PIPESTATUS[0]}"
+}
+
+run_qnn() {
+    verdict "the wrapper of QNN passes over the library that fails on demand" qnn_passes fault
+    if [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} == 1 ]]; then
+        "$REPO/scripts/setup.sh" qnn-arm64 >/dev/null
+    fi
+    LLADA_NPU_QNN_DIR=$(qnn_arm64_dir) verdict "Qualcomm's library for aarch64 says that there is no NPU" qnn_passes no_npu
 }
 
 main() {

@@ -2,12 +2,16 @@
 # Usage: scripts/test.sh [STAGE...]
 #
 # Sets up what is missing and runs every test. Each stage prints how long it took; the last line is the sum of all runners.
-# Stages, in this order: setup check light asan arm64 reference host tools. With arguments only these run.
+# Stages, in this order: setup check light asan arm64 reference host tools qnn. With arguments only these run, and there is
+# one more: qnn-matrix, which is qnn with every version of Qualcomm's libraries.
+#
+# Tests with Qualcomm's libraries run with LLADA_NPU_ACCEPT_QNN_LICENSE=1 (see scripts/setup.sh), and are skipped by name without.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-STAGES=(setup check light asan arm64 reference host tools)
+STAGES=(setup check light asan arm64 reference host tools qnn)
+EXTRA_STAGES=(qnn-matrix)
 
 passed=0
 failed=0
@@ -15,7 +19,9 @@ skipped=0
 summary=()
 
 run_setup() {
-    "$REPO/scripts/setup.sh" packages checkers arm64 python stock patched plugin cli valgrind rpc
+    local parts=(packages checkers arm64 python stock patched plugin cli valgrind rpc)
+    [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} != 1 ]] || parts+=(qnn qnn-arm64)
+    "$REPO/scripts/setup.sh" "${parts[@]}"
 }
 
 run_check() {
@@ -49,6 +55,31 @@ run_host() {
 
 run_tools() {
     "$PYTHON" -m unittest discover -s tests/tools -t tests
+}
+
+# qnn_tests [VERSION] : tests with a version of Qualcomm's libraries, each test in a process of its own.
+qnn_tests() {
+    if [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} == 1 ]]; then
+        "$REPO/scripts/setup.sh" "qnn=${1:-$QNN_VERSION}" || return
+    fi
+    LLADA_NPU_QNN_DIR=$(qnn_dir "$@") cargo test --locked --release --no-fail-fast -p llada-npu-qnn-tests \
+        --test htp --test htp_numbers --test saver -- --show-output
+}
+
+run_qnn() {
+    local status=0
+    qnn_tests || status=1
+    "$REPO/scripts/test-arm64.sh" qnn || status=1
+    return "$status"
+}
+
+run_qnn-matrix() {
+    local version status=0
+    for version in $(qnn_versions); do
+        printf -- '-- QNN %s\n' "$version"
+        qnn_tests "$version" || status=1
+    done
+    return "$status"
 }
 
 # count LOG : prints "PASSED FAILED SKIPPED", the sum of the closing lines of cargo test, unittest and our scripts.
@@ -102,7 +133,7 @@ main() {
     esac
     (($#)) || set -- "${STAGES[@]}"
     for name in "$@"; do
-        [[ " ${STAGES[*]} " == *" $name "* ]] || die "unknown stage '$name'; see --help"
+        [[ " ${STAGES[*]} ${EXTRA_STAGES[*]} " == *" $name "* ]] || die "unknown stage '$name'; see --help"
     done
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::context::Context;
 use super::memory::MemHandle;
 use super::raw::{c_string, client_buffer, tensor};
-use super::tensor::TensorType;
+use super::tensor::{Scratch, TensorType};
 use super::{Error, sys};
 
 /// An input or output of a graph.
@@ -238,7 +238,7 @@ impl Graph {
                 found,
             });
         }
-        let mut raw = tensor(name, kind, &info.ty, &info.ty.dims, &mut Vec::new());
+        let mut raw = tensor(name, kind, &info.ty, &info.ty.dims, &mut Scratch::default());
         raw.v1.id = info.id;
         match memory {
             Memory::Bytes(data, size) => raw.v1.memory.client = client_buffer(*data, *size),

@@ -9,6 +9,7 @@
 //! | [`power`] | how fast an NPU is asked to be |
 //! | [`tensor`] | data types, quantisation, tensors as declared and as data |
 //! | [`spec`] | a graph as a plain description, checked before the library sees it |
+//! | `compose` | functions of several operations, such as [`GraphSpec::silu`] |
 //! | [`context`] | [`Context`]: building graphs, context binaries |
 //! | [`graph`] | [`Graph`]: executing |
 //! | [`binary`] | a context binary with what is needed to use its graphs, and a checksum |
@@ -47,6 +48,7 @@
 //! ```
 
 pub mod binary;
+mod compose;
 pub mod context;
 pub mod device;
 mod error;

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::ptr;
 
 use super::spec::{GraphSpec, Kind, Node, Param};
-use super::tensor::{DataType, Quantization, TensorType, length, quantize_params};
+use super::tensor::{DataType, Quantization, Scratch, TensorType, length, quantize_params};
 use super::{Error, Failure, sys};
 
 /// The package of QNN's own operations.
@@ -17,7 +17,7 @@ const PACKAGE: &CStr = c"qti.aisw";
 pub(super) struct RawGraph<'s> {
     spec: &'s GraphSpec<'s>,
     names: Vec<CString>,
-    scales: Vec<Vec<sys::ScaleOffset>>,
+    scales: Vec<Scratch>,
     /// Those of the description, then parameters that are tensors.
     tensors: Vec<sys::Tensor>,
     /// For each node its parameters.
@@ -68,7 +68,7 @@ impl<'s> RawGraph<'s> {
 
     fn add(&mut self, name: &str, kind: u32, ty: &TensorType<'s>, data: &'s [u8]) -> usize {
         let name = c_string(name);
-        let mut scales = Vec::new();
+        let mut scales = Scratch::default();
         let mut tensor = tensor(&name, kind, ty, &ty.dims, &mut scales);
         if kind == sys::TENSOR_STATIC {
             tensor.v1.memory.client = client_buffer(data.as_ptr().cast_mut(), data.len());
@@ -97,7 +97,13 @@ impl<'s> RawGraph<'s> {
                     dims: Vec::new(),
                     quantization: Quantization::None,
                 };
-                let mut tensor = tensor(&name, sys::TENSOR_STATIC, &ty, dims, &mut Vec::new());
+                let mut tensor = tensor(
+                    &name,
+                    sys::TENSOR_STATIC,
+                    &ty,
+                    dims,
+                    &mut Scratch::default(),
+                );
                 let data = values.as_ptr().cast::<u8>().cast_mut();
                 tensor.v1.memory.client = client_buffer(data, size_of_val(values.as_slice()));
                 self.names.push(name);
@@ -220,7 +226,7 @@ pub(super) fn tensor(
     kind: u32,
     ty: &TensorType<'_>,
     dims: &[u32],
-    scales: &mut Vec<sys::ScaleOffset>,
+    scales: &mut Scratch,
 ) -> sys::Tensor {
     let mut tensor = empty_tensor();
     tensor.v1.name = name.as_ptr();
@@ -248,7 +254,7 @@ fn empty_tensor() -> sys::Tensor {
             kind: 0,
             data_format: sys::DATA_FORMAT_DENSE,
             data_type: sys::UNDEFINED,
-            quantize_params: quantize_params(&Quantization::None, &mut Vec::new()),
+            quantize_params: quantize_params(&Quantization::None, &mut Scratch::default()),
             rank: 0,
             dims: ptr::null(),
             memory_type: sys::MEMORY_RAW,

@@ -167,7 +167,6 @@ pub(super) struct BwAxisScaleOffset {
     pub(super) axis: i32,
     pub(super) n: u32,
     pub(super) scales: *const f32,
-    /// NULL: all zero.
     pub(super) offsets: *const i32,
 }
 

@@ -259,10 +259,17 @@ fn check_scales(scales: impl IntoIterator<Item = f32>) -> Result<(), &'static st
     }
 }
 
+/// Scales in the ABI's form where that is not the description's.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    scales: Vec<sys::ScaleOffset>,
+    offsets: Vec<i32>,
+}
+
 /// Quantisation in the ABI's form. It points into the description that it was made from and into `scratch`.
 pub(super) fn quantize_params(
     quantization: &Quantization<'_>,
-    scratch: &mut Vec<sys::ScaleOffset>,
+    scratch: &mut Scratch,
 ) -> sys::QuantizeParams {
     let mut value = sys::QuantizeValue { room: [0; 4] };
     let encoding = match quantization {
@@ -281,14 +288,14 @@ pub(super) fn quantize_params(
             sys::ENCODING_SCALE_OFFSET
         }
         Quantization::PerChannel { axis, scales } => {
-            *scratch = scales
+            scratch.scales = scales
                 .iter()
                 .map(|&scale| sys::ScaleOffset { scale, offset: 0 })
                 .collect();
             value.axis = sys::AxisScaleOffset {
                 axis: axis.cast_signed(),
                 n: length(scales.len()),
-                values: scratch.as_ptr(),
+                values: scratch.scales.as_ptr(),
             };
             sys::ENCODING_AXIS_SCALE_OFFSET
         }
@@ -305,12 +312,14 @@ pub(super) fn quantize_params(
             sys::ENCODING_BW_SCALE_OFFSET
         }
         Quantization::PerChannelBits { bits, axis, scales } => {
+            // NULL would mean zeros too, but libQnnSaver.so reads it.
+            scratch.offsets = vec![0; scales.len()];
             value.bw_axis = sys::BwAxisScaleOffset {
                 bits: *bits,
                 axis: axis.cast_signed(),
                 n: length(scales.len()),
                 scales: scales.as_ptr(),
-                offsets: std::ptr::null(),
+                offsets: scratch.offsets.as_ptr(),
             };
             sys::ENCODING_BW_AXIS_SCALE_OFFSET
         }

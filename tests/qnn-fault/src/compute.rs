@@ -43,7 +43,7 @@ pub(crate) fn supports(node: &Node) -> bool {
                 && a.data_type == output.data_type
                 && broadcasts(a, b, output)
         }
-        ("Sigmoid" | "Cast" | "Convert" | "Quantize" | "Dequantize" | "Reshape", [x]) => {
+        ("Sigmoid" | "Tanh" | "Cast" | "Convert" | "Quantize" | "Dequantize" | "Reshape", [x]) => {
             x.n_elements() == output.n_elements()
         }
         _ => false,
@@ -124,6 +124,7 @@ pub(crate) fn run(node: &Node, constants: &Values, values: &mut Values) {
         "ElementWiseMultiply" => element_wise(node, input(0), input(1), |a, b| a * b),
         "ElementWiseDivide" => element_wise(node, input(0), input(1), |a, b| a / b),
         "Sigmoid" => input(0).iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        "Tanh" => input(0).iter().map(|x| x.tanh()).collect(),
         _ => input(0).to_vec(),
     };
     // As a tensor of its type would hold it.

@@ -17,7 +17,7 @@
 //! `qnn_fault_set`: see [`Faults`]. Other exports: `qnn_fault_calls` (calls of a function so far), `qnn_fault_violations` (misuse that the
 //! real library would answer with a crash or not at all: wrong sizes, freeing too early), `qnn_fault_alive` (handles not freed).
 //!
-//! Operations: `FullyConnected`, `MatMul`, `Conv2d` with one pixel, `ElementWiseAdd`, `-Subtract`, `-Multiply`, `-Divide`, `Sigmoid`, `Cast`, `Convert`,
+//! Operations: `FullyConnected`, `MatMul`, `Conv2d` with one pixel, `ElementWiseAdd`, `-Subtract`, `-Multiply`, `-Divide`, `Sigmoid`, `Tanh`, `Cast`, `Convert`,
 //! `Quantize`, `Dequantize`, `Reshape`.
 
 mod abi;

@@ -66,7 +66,10 @@ pub fn case(name: &str, body: impl FnOnce()) {
     };
     let bytes = std::fs::read(scratch.path().join("output")).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    println!("{text}");
+    // Indented, so that nobody takes its closing line for one of this process.
+    for line in text.lines() {
+        println!("    {line}");
+    }
     assert!(
         status.success(),
         "{name}: {status} (signal {:?}) after {:?}",

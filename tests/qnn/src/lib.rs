@@ -2,6 +2,7 @@
 
 pub mod case;
 pub mod fault;
+pub mod htp;
 pub mod linear;
 
 pub use fault::Fault;
