@@ -7,6 +7,7 @@
 //! data. A new native operation is a variant of [`Op`], a line in `graph::describe` that reads its parameters, and an
 //! arm in each device.
 
+pub mod contexts;
 mod flash_attn;
 pub mod host;
 mod mul_mat;
