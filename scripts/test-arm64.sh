@@ -138,11 +138,14 @@ run_kernels() {
     rm -f "$log_file"
 }
 
-# qnn_passes TEST : on a CPU with all features.
+# qnn_passes TEST : on a CPU with all features. The sum of cargo is left out, verdicts are counted.
 qnn_passes() {
-    arm_cargo max test --no-fail-fast -p llada-npu-qnn-tests --test "$1" -- --show-output 2>&1 |
-        grep -Ev '^test result: |^running |^$' || true
-    return "${PIPESTATUS[0]}"
+    local log_file status=0
+    log_file=$(mktemp)
+    arm_cargo max test --no-fail-fast -p llada-npu-qnn-tests --test "$1" -- --show-output >"$log_file" 2>&1 || status=$?
+    grep -Ev '^(test result: |running |$)' "$log_file"
+    rm -f "$log_file"
+    return "$status"
 }
 
 run_qnn() {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::binary::ContextBinary;
@@ -30,8 +30,6 @@ pub struct Context(Arc<ContextInner>);
 struct ContextInner {
     device: Device,
     handle: sys::Handle,
-    /// Written while a graph is built, read while graphs run: side by side was measured for executions alone.
-    busy: RwLock<()>,
     /// Graphs that are finalised.
     graphs: Mutex<Vec<GraphInterface>>,
     /// A graph failed while it was built and stays, half done.
@@ -46,8 +44,8 @@ impl fmt::Debug for ContextInner {
     }
 }
 
-// SAFETY: a token that any thread may pass. Building is exclusive by `busy`; executions of different graphs of a context side by
-// side were measured on releases 2.47 to 2.51; making and freeing contexts is serialised by the library's set-up lock.
+// SAFETY: a token that any thread may pass; making and freeing contexts, and all that is done with their graphs, is serialised
+// by the library's locks.
 unsafe impl Send for ContextInner {}
 // SAFETY: as above.
 unsafe impl Sync for ContextInner {}
@@ -84,7 +82,6 @@ impl Context {
         Self(Arc::new(ContextInner {
             device: device.clone(),
             handle,
-            busy: RwLock::new(()),
             graphs: Mutex::new(graphs),
             broken: AtomicBool::new(false),
         }))
@@ -133,7 +130,7 @@ impl Context {
         spec.check()?;
         let mut raw = RawGraph::new(spec);
         self.device().backend().validate_raw(&raw)?;
-        let _building = self.0.busy.write().unwrap_or_else(PoisonError::into_inner);
+        let _work = self.library().work();
         if self.0.broken.load(Ordering::Relaxed) {
             return Err(Error::Broken);
         }
@@ -199,8 +196,7 @@ impl Context {
         Ok(start.elapsed())
     }
 
-    /// Finds a finalised graph of a context made from a binary, or one that was built here. Take each once: executions through two
-    /// [`Graph`]s of one name are refused by nobody but were never measured side by side.
+    /// Finds a finalised graph of a context made from a binary, or one that was built here.
     ///
     /// # Errors
     /// [`Error::Binary`] for a name that the context has not; [`Error::Call`].
@@ -214,7 +210,7 @@ impl Context {
         let retrieve = self.library().table().graph_retrieve;
         let c_name = c_string(name);
         let mut graph = ptr::null_mut();
-        let _building = self.0.busy.write().unwrap_or_else(PoisonError::into_inner);
+        let _work = self.library().work();
         self.library().call("graphRetrieve", || {
             // SAFETY: a live context that nobody else uses now; the name lives through the call; the handle is written.
             unsafe { retrieve(self.0.handle, c_name.as_ptr(), &raw mut graph) }
@@ -236,7 +232,7 @@ impl Context {
     /// # Errors
     /// [`Error::Broken`], [`Error::Call`].
     pub fn binary(&self) -> Result<ContextBinary<'static>, Error> {
-        let _building = self.0.busy.write().unwrap_or_else(PoisonError::into_inner);
+        let _work = self.library().work();
         if self.0.broken.load(Ordering::Relaxed) {
             return Err(Error::Broken);
         }
@@ -268,7 +264,8 @@ impl Context {
             });
         }
         blob.truncate(usize::try_from(written).unwrap_or(length));
-        Ok(ContextBinary::new(Cow::Owned(blob), self.graphs().clone()))
+        let graphs = self.graphs().clone();
+        Ok(ContextBinary::new(Cow::Owned(blob), graphs))
     }
 
     /// Its device.
@@ -281,13 +278,8 @@ impl Context {
         self.0.device.library()
     }
 
-    fn graphs(&self) -> std::sync::MutexGuard<'_, Vec<GraphInterface>> {
+    fn graphs(&self) -> MutexGuard<'_, Vec<GraphInterface>> {
         self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Held while a graph runs.
-    pub(super) fn executing(&self) -> RwLockReadGuard<'_, ()> {
-        self.0.busy.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn handle(&self) -> sys::Handle {
@@ -307,7 +299,9 @@ impl Drop for ContextInner {
     fn drop(&mut self) {
         let library = self.device.library();
         let free = library.table().context_free;
-        let _setup = library.setup();
+        let Some(_setup) = library.setup_on_drop("contextFree") else {
+            return;
+        };
         library.call_on_drop("contextFree", || {
             // SAFETY: the handle is the context's own; graphs and shared buffers hold it, so that none is left.
             unsafe { free(self.handle, ptr::null_mut()) }

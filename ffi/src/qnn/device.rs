@@ -108,7 +108,9 @@ impl Drop for BackendInner {
     fn drop(&mut self) {
         let library = self.logger.library();
         let free = library.table().backend_free;
-        let _setup = library.setup();
+        let Some(_setup) = library.setup_on_drop("backendFree") else {
+            return;
+        };
         library.call_on_drop("backendFree", || {
             // SAFETY: the handle is backendCreate's; devices and contexts hold this, so that none is left.
             unsafe { free(self.handle) }
@@ -249,7 +251,9 @@ impl Drop for DeviceInner {
         let Some(free) = library.table().device_free else {
             return;
         };
-        let _setup = library.setup();
+        let Some(_setup) = library.setup_on_drop("deviceFree") else {
+            return;
+        };
         library.call_on_drop("deviceFree", || {
             // SAFETY: the handle is deviceCreate's; contexts hold this, so that none is left.
             unsafe { free(self.handle) }

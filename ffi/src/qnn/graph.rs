@@ -102,8 +102,8 @@ pub enum DataMut<'a> {
     Shared(&'a MemHandle<'a>),
 }
 
-/// Owning handle of a finalised graph; it keeps its context. One execution at a time, by `&mut`; different graphs may run side by
-/// side. An execution cannot be interrupted: who needs a time limit runs it on a thread of its own.
+/// Owning handle of a finalised graph; it keeps its context. Graphs of one library run one at a time, whatever their
+/// contexts; another thread waits. An execution cannot be interrupted: who needs a time limit runs it on a thread of its own.
 pub struct Graph {
     context: Context,
     handle: sys::Handle,
@@ -120,7 +120,7 @@ impl fmt::Debug for Graph {
     }
 }
 
-// SAFETY: a token that any thread may pass; executions take `&mut self`, and hold the context's lock against building.
+// SAFETY: a token that any thread may pass; executions hold the library's lock for work.
 unsafe impl Send for Graph {}
 // SAFETY: nothing reaches the library through a shared reference.
 unsafe impl Sync for Graph {}
@@ -193,7 +193,7 @@ impl Graph {
             super::tensor::length(raw_inputs.len()),
             super::tensor::length(raw_outputs.len()),
         );
-        let _executing = self.context.executing();
+        let _work = library.work();
         library.call("graphExecute", || {
             let (from, to, none) = (
                 raw_inputs.as_ptr(),

@@ -1,12 +1,14 @@
 //! Opening a QNN library: entry symbol, provider, versions, the table of functions.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::transmute;
 use std::os::raw::c_char;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use libloading::os::unix;
 
@@ -165,10 +167,19 @@ struct Inner {
     backend_version: Version,
     build_id: String,
     table: Table,
-    /// Held while owners are made and freed.
-    setup: Mutex<()>,
+    /// Shared by all handles of one loaded library.
+    locks: Arc<Locks>,
     /// What keeps the functions of the table in memory; the last field, dropped last.
     _guard: unix::Library,
+}
+
+/// What runs one at a time in a library.
+#[derive(Debug, Default)]
+struct Locks {
+    /// Making and freeing owners: no release promises that these may run side by side.
+    setup: Mutex<()>,
+    /// Building and executing graphs: with two at once, the emulation of release 2.47 computes wrong results and hangs.
+    work: Mutex<()>,
 }
 
 impl Library {
@@ -187,14 +198,13 @@ impl Library {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
-        let get_providers = {
-            // SAFETY: the symbol has this signature in every release (facts of the ABI).
-            let symbol = unsafe { guard.get::<sys::GetProviders>(SYMBOL.as_bytes()) };
-            *symbol.map_err(|_missing| Error::Symbol {
-                path: path.to_owned(),
-                symbol: SYMBOL,
-            })?
-        };
+        // SAFETY: the symbol has this signature in every release (facts of the ABI).
+        let symbol = unsafe { guard.get::<sys::GetProviders>(SYMBOL.as_bytes()) };
+        let symbol = symbol.map_err(|_missing| Error::Symbol {
+            path: path.to_owned(),
+            symbol: SYMBOL,
+        })?;
+        let (get_providers, entry) = (*symbol, symbol.as_raw_ptr());
         let interface = find(path, provider, get_providers)?;
         // SAFETY: a provider's interface, alive as long as the library, which is never unloaded.
         let interface_ref = unsafe { &*interface };
@@ -211,7 +221,7 @@ impl Library {
             backend_version,
             build_id,
             table,
-            setup: Mutex::new(()),
+            locks: locks_of(entry),
             _guard: guard,
         })))
     }
@@ -246,9 +256,41 @@ impl Library {
         &self.0.table
     }
 
-    /// Serialises the making and freeing of owners: no release promises that these may run side by side.
+    /// Held while owners are made.
     pub(super) fn setup(&self) -> MutexGuard<'_, ()> {
-        self.0.setup.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .locks
+            .setup
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a graph is built or runs.
+    pub(super) fn work(&self) -> MutexGuard<'_, ()> {
+        self.0
+            .locks
+            .work
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Self::setup`] for destructors, which give up where another thread has been inside the library for long: a call that never
+    /// returns must not keep others from ending. What is then not freed, is lost.
+    pub(super) fn setup_on_drop(&self, call: &'static str) -> Option<MutexGuard<'_, ()>> {
+        let start = Instant::now();
+        loop {
+            match self.0.locks.setup.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() > DROP_LIMIT => {
+                    ::log::warn!(
+                        "{call}: left out, the library has not answered another call for {DROP_LIMIT:?}"
+                    );
+                    return None;
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
     }
 
     /// Runs a call of the library and types its error.
@@ -292,6 +334,16 @@ impl Library {
             String::new()
         }
     }
+}
+
+/// How long a destructor waits for a call of another thread.
+const DROP_LIMIT: Duration = Duration::from_secs(2);
+
+/// The locks of a loaded library, found by the address of its entry symbol: a library may be opened more than once.
+fn locks_of(entry: *mut c_void) -> Arc<Locks> {
+    static LOCKS: Mutex<BTreeMap<usize, Arc<Locks>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(locks.entry(entry.addr()).or_default())
 }
 
 /// The code of an error: its low 16 bits, or 65535 for a value that has none but is an error all the same.

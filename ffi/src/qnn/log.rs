@@ -145,7 +145,9 @@ impl Logger {
 impl Drop for Inner {
     fn drop(&mut self) {
         let free = self.library.table().log_free;
-        let _setup = self.library.setup();
+        let Some(_setup) = self.library.setup_on_drop("logFree") else {
+            return;
+        };
         self.library.call_on_drop("logFree", || {
             // SAFETY: the handle is one of logCreate's that nothing made from it outlives, and it is freed once.
             unsafe { free(self.handle) }

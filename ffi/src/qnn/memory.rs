@@ -60,7 +60,7 @@ impl<'fd> MemHandle<'fd> {
             unused: [0; 3],
         };
         let mut handle = ptr::null_mut();
-        let _executing = context.executing();
+        let _work = library.work();
         library.call(call, || {
             // SAFETY: a live context; one descriptor that lives through the call; one handle is written.
             unsafe { register(context.handle(), &raw const descriptor, 1, &raw mut handle) }

@@ -19,6 +19,10 @@
 //! Owners hold what they were made from, so that nothing is freed too early: [`Graph`] → [`Context`] → [`Device`] → [`Backend`] →
 //! [`Logger`] → [`Library`]. All are cheap to clone except [`Graph`], and are freed when the last clone goes.
 //!
+//! All may be used from any thread. A library builds and runs one graph at a time (release 2.47 computes wrong numbers, or hangs,
+//! when two threads do); contexts are made, read from binaries and freed meanwhile. The library may print to the process's
+//! standard output.
+//!
 //! What the library leaves unchecked is checked here: sizes of buffers at every execution, sizes of constants, counts of
 //! scales. Operations are always validated before they are added. The library may still crash on graphs that it claims to
 //! support, and graphs it accepts may compute wrong numbers: callers compare samples with a reference.

@@ -109,7 +109,9 @@ impl Drop for PowerConfig {
         let Some(destroy) = self.infrastructure.destroy_power_config_id else {
             return;
         };
-        let _setup = library.setup();
+        let Some(_setup) = library.setup_on_drop("destroyPowerConfigId") else {
+            return;
+        };
         library.call_on_drop("destroyPowerConfigId", || {
             // SAFETY: the number is createPowerConfigId's, destroyed once.
             unsafe { destroy(self.id) }

@@ -506,6 +506,52 @@ fn operations_that_the_library_does_not_know_are_refused() {
 }
 
 #[test]
+fn one_graph_had_twice_runs_once_at_a_time() {
+    let fault = Fault::new("");
+    let context = context(&fault);
+    let w = Weights::halves(16, 64, 1);
+    let built = graph(&context, &w).unwrap();
+    let x = linear::inputs(3, 64, 1);
+    let wanted = linear::reference(&x, &w.values, 64);
+    std::thread::scope(|scope| {
+        for mut graph in [
+            built,
+            context.graph("g").unwrap(),
+            context.graph("g").unwrap(),
+        ] {
+            let (x, wanted) = (&x, &wanted);
+            scope.spawn(move || {
+                for _ in 0..8 {
+                    assert!(linear::nmse(&linear::run(&mut graph, x).unwrap(), wanted) < 1e-6);
+                }
+            });
+        }
+    });
+    assert_eq!((fault.calls("graphExecute"), fault.violations()), (24, 0));
+}
+
+/// The thread that is lost in the library is left behind when the process ends.
+#[test]
+fn a_call_that_never_returns_does_not_keep_others_from_ending() {
+    let fault = Fault::new("hang contextCreate");
+    let device = device(fault.path()).unwrap();
+    let other_device = Device::new(device.backend(), DeviceOptions::default()).unwrap();
+    let lost = device.clone();
+    std::thread::spawn(move || Context::new(&lost, ContextOptions::default()).map(drop));
+    while fault.calls("contextCreate") == 0 {
+        std::thread::yield_now();
+    }
+    drop((device, other_device));
+    assert_eq!(fault.calls("deviceFree"), 0, "it gave up");
+    assert!(Library::open(fault.path(), Provider::Htp).is_ok());
+    let other = Fault::new("");
+    assert!(
+        whole(other.path()).is_ok(),
+        "another library is not concerned"
+    );
+}
+
+#[test]
 fn graphs_run_and_are_built_on_many_threads() {
     let fault = Fault::new("");
     let context = context(&fault);

@@ -220,8 +220,8 @@ fn equal_weights_are_kept_once() {
 }
 
 #[test]
-fn graphs_of_a_context_run_side_by_side() {
-    case("graphs_of_a_context_run_side_by_side", || {
+fn graphs_are_used_from_many_threads() {
+    case("graphs_are_used_from_many_threads", || {
         let context = context();
         std::thread::scope(|scope| {
             for i in 0..3_u64 {

@@ -168,7 +168,7 @@ impl<'a> Node<'a> {
     /// Returns the name that the host gave the tensor; empty where it gave none.
     #[must_use]
     pub fn name(self) -> String {
-        let chars = self.raw().name.iter().map(|&c| c.cast_unsigned());
+        let chars = self.raw().name.iter().map(|&c| c.to_ne_bytes()[0]); // signed on x86-64, unsigned on aarch64
         let bytes: Vec<u8> = chars.take_while(|&byte| byte != 0).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
