@@ -36,6 +36,9 @@ const SPINS: u32 = 10_000;
 /// where each has a processor.
 const SPINS_AT_END: u32 = 2000;
 
+/// How the threads are named, before their numbers.
+const THREAD_NAME: &str = "llada-npu-";
+
 const INSIDE_ONE: u64 = 1;
 const OPEN: u64 = 1 << 31;
 const INSIDE_MASK: u64 = OPEN - 1;
@@ -85,7 +88,7 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Where the workers may run, and how many there are, as told last.
+    /// Where the caller might run when the workers were told last, and how many they were.
     cpus: Option<(CpuSet, usize)>,
 }
 
@@ -147,28 +150,31 @@ impl Pool {
     }
 
     /// Lets the workers run where the calling thread may: a host tells its wish (`--cpu-mask`) to its own threads alone,
-    /// the one that calls us among them. A caller that is bound to a single processor (strict placement) has the others
-    /// stay where they are.
+    /// the one that calls us among them. A caller that is bound to a single processor may be the first of several that are
+    /// placed strictly: then the processors of all threads that are bound so.
     pub fn follow_caller(&mut self) {
-        let Some(cpus) = CpuSet::of_caller() else {
+        let Some(caller) = CpuSet::of_caller() else {
             return;
         };
         let threads = lock(&self.shared.threads);
-        if cpus.len() < 2 || threads.is_empty() || self.cpus == Some((cpus, threads.len())) {
+        if threads.is_empty() || self.cpus == Some((caller, threads.len())) {
             return;
         }
+        let bound = || CpuSet::of_bound_threads(THREAD_NAME);
+        let cpus = (caller.len() == 1).then(bound).flatten();
+        let cpus = cpus.unwrap_or(caller);
         for thread in threads.iter() {
             if !cpus.apply_to(*thread) {
                 log::debug!("a thread cannot be bound to the caller's processors");
             }
         }
-        self.cpus = Some((cpus, threads.len()));
+        self.cpus = Some((caller, threads.len()));
     }
 
     fn start(&mut self, n_threads: usize) -> Result<(), DeviceError> {
         for index in self.n_threads()..n_threads {
             let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name(format!("llada-npu-{index}"));
+            let thread = std::thread::Builder::new().name(format!("{THREAD_NAME}{index}"));
             let started = thread.spawn(move || work(&shared));
             self.workers
                 .push(started.map_err(|source| DeviceError::Thread {
@@ -514,12 +520,10 @@ mod tests {
         assert!(seen(&mut pool).contains(&Some(one)));
         pool.follow_caller();
         assert_eq!(seen(&mut pool), [Some(all), Some(all)]);
-        // A caller with one processor keeps it for itself.
+        // A caller with one processor, alone among the threads of the process.
         assert!(one.apply_to(ThreadId::of_caller()));
         pool.follow_caller();
-        let mut cpus: Vec<usize> = seen(&mut pool).iter().flatten().map(CpuSet::len).collect();
-        cpus.sort_unstable();
-        assert_eq!(cpus, [1, all.len()]);
+        assert_eq!(seen(&mut pool), [Some(one), Some(one)]);
         assert!(all.apply_to(ThreadId::of_caller()));
     }
 
