@@ -185,7 +185,15 @@ fn doctor_tells_what_it_finds_and_why_a_plug_in_does_not_load() {
         devices.iter().any(|device| device["name"] == "llada-npu"),
         "{found}"
     );
-    assert_eq!(found["kernels"].as_array().map(Vec::len), Some(4));
+    let kernels = found["kernels"].as_array().expect("a list");
+    let n_of = |op: &str| kernels.iter().filter(|found| found["op"] == op).count();
+    assert_eq!(
+        [n_of("mul_mat"), n_of("mul_mat on tiles")],
+        [4, 6],
+        "{found}"
+    );
+    assert_eq!([n_of("attention"), n_of("rope"), n_of("glu")], [1, 1, 1]);
+    assert!(kernels.iter().all(|kernel| kernel["used"].is_string()));
     assert_eq!(found["model"]["architecture"], "llada");
     assert_eq!(found["model"]["shift_logits"], false);
 

@@ -6,11 +6,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use ggml_llada_npu::abi;
-use ggml_llada_npu::device::host::Host;
+use ggml_llada_npu::device::host::{Family, Host};
 use ggml_llada_npu::memory::{self, Keep};
 use ggml_llada_npu::model::ModelFile;
 use llada_npu_ffi::ggml::Api;
-use llada_npu_kernels::{WeightType, registry};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -52,10 +51,12 @@ struct Ggml {
     objects: Vec<String>,
 }
 
-/// The matrix kernels for one weight type, best first.
+/// The kernels of one operation.
 #[derive(Debug, Serialize)]
 struct Kernels {
-    weights: &'static str,
+    op: &'static str,
+    /// Type of the weights, of products.
+    weights: Option<&'static str>,
     used: &'static str,
     /// Kernels that this CPU cannot run.
     unavailable: Vec<&'static str>,
@@ -133,7 +134,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         .map(|path| (path, ModelFile::open(path)));
     let backend = backend();
     let (kernels, kernels_error) = match Host::new(1) {
-        Ok(host) => (host.kernel_names().map(kernels).collect(), None),
+        Ok(host) => (host.families().into_iter().map(kernels).collect(), None),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
     let findings = Findings {
@@ -232,15 +233,18 @@ fn repack() -> RepackFindings {
     findings
 }
 
-fn kernels((ty, used): (WeightType, &'static str)) -> Kernels {
-    Kernels {
-        weights: ty.name(),
+fn kernels(family: Family) -> Kernels {
+    let Family {
+        op,
+        weights,
         used,
-        unavailable: registry::mul_mat(ty)
-            .iter()
-            .filter(|kernel| kernel.select().is_none())
-            .map(|kernel| kernel.name)
-            .collect(),
+        unavailable,
+    } = family;
+    Kernels {
+        op,
+        weights,
+        used,
+        unavailable,
     }
 }
 
@@ -352,7 +356,10 @@ fn table(findings: &Findings) -> String {
         line("kernel", reason.clone());
     }
     for kernels in &findings.kernels {
-        let mut value = format!("{} weights: {}", kernels.weights, kernels.used);
+        let weights = kernels
+            .weights
+            .map_or(String::new(), |ty| format!(", {ty} weights"));
+        let mut value = format!("{}{weights}: {}", kernels.op, kernels.used);
         if !kernels.unavailable.is_empty() {
             value += &format!(" (this CPU cannot run {})", kernels.unavailable.join(", "));
         }

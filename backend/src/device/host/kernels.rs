@@ -71,18 +71,70 @@ impl Kernels {
         })
     }
 
-    /// Returns the names of those that are not for products.
-    pub(super) fn row_names(&self) -> [&'static str; 8] {
-        [
-            self.attention.0,
-            self.binary.0,
-            self.copy.0,
-            self.glu.0,
-            self.norm.0,
-            self.rope.0,
-            self.soft_max.0,
-            self.unary.0,
-        ]
+    /// Returns what computes each operation, and what the CPU cannot run.
+    pub(super) fn families(&self) -> Vec<Family> {
+        let mul_mat = self.mul_mat.iter().map(|(used, kernel)| {
+            let ty = kernel.ty();
+            family("mul_mat", Some(ty.name()), used, registry::mul_mat(ty))
+        });
+        let gemm = self.gemm.iter().map(|(used, kernel)| {
+            let ty = kernel.ty();
+            family(
+                "mul_mat on tiles",
+                Some(ty.name()),
+                used,
+                registry::gemm(ty),
+            )
+        });
+        let rows = [
+            family("attention", None, self.attention.0, registry::attention()),
+            family(
+                "add, sub, mul, div",
+                None,
+                self.binary.0,
+                registry::binary(),
+            ),
+            family(
+                "cpy, get_rows, set_rows",
+                None,
+                self.copy.0,
+                registry::copy(),
+            ),
+            family("glu", None, self.glu.0, registry::glu()),
+            family("norm, rms_norm", None, self.norm.0, registry::norm()),
+            family("rope", None, self.rope.0, registry::rope()),
+            family("soft_max", None, self.soft_max.0, registry::soft_max()),
+            family("unary", None, self.unary.0, registry::unary()),
+        ];
+        mul_mat.chain(gemm).chain(rows).collect()
+    }
+}
+
+/// The kernels of one operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// What they compute.
+    pub op: &'static str,
+    /// Type of the weights, of products.
+    pub weights: Option<&'static str>,
+    /// The one that computes it.
+    pub used: &'static str,
+    /// Those that this CPU cannot run, best first.
+    pub unavailable: Vec<&'static str>,
+}
+
+fn family<F>(
+    op: &'static str,
+    weights: Option<&'static str>,
+    used: &'static str,
+    list: &'static [registry::Kernel<F>],
+) -> Family {
+    let unavailable = list.iter().filter(|kernel| kernel.select().is_none());
+    Family {
+        op,
+        weights,
+        used,
+        unavailable: unavailable.map(|kernel| kernel.name).collect(),
     }
 }
 

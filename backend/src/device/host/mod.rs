@@ -17,14 +17,13 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use llada_npu_kernels::WeightType;
-
 use crate::device::{
     Accelerator, DeviceError, FlashAttn, FlashAttnShape, MulMat, MulMatShape, Op, OperandError,
     Spec, Task,
 };
 use crate::knobs::LLADA_NPU_KERNEL;
 use attention::Partials;
+pub use kernels::Family;
 use kernels::Kernels;
 use mul_mat::{Scratch, index};
 use pool::Pool;
@@ -60,14 +59,11 @@ impl Host {
     /// When a kernel does not exist or needs another CPU, or no thread can be started.
     pub fn with_kernels(n_threads: usize, names: &[String]) -> Result<Self, DeviceError> {
         let kernels = Kernels::choose(names)?;
-        for (name, kernel) in &kernels.mul_mat {
-            log::debug!("mul_mat {}: {name}", kernel.ty().name());
-        }
-        for (name, kernel) in &kernels.gemm {
-            log::debug!("tiles {}: {name}", kernel.ty().name());
-        }
-        for name in kernels.row_names() {
-            log::debug!("rows: {name}");
+        for family in kernels.families() {
+            let weights = family
+                .weights
+                .map_or(String::new(), |ty| format!(", {ty} weights"));
+            log::debug!("{}{weights}: {}", family.op, family.used);
         }
         Ok(Self {
             pool: Pool::new(n_threads)?,
@@ -114,15 +110,10 @@ impl Host {
         mul_mat::run(&mut self.pool, kernel, &mut self.scratch, op)
     }
 
-    /// Returns the name of the kernel for products with each weight type.
-    pub fn kernel_names(&self) -> impl Iterator<Item = (WeightType, &'static str)> {
-        let kernels = self.kernels.mul_mat.iter();
-        kernels.map(|(name, kernel)| (kernel.ty(), *name))
-    }
-
-    /// Returns the names of the kernels of all other operations.
-    pub fn row_kernel_names(&self) -> impl Iterator<Item = &'static str> {
-        self.kernels.row_names().into_iter()
+    /// Returns the kernels of every operation.
+    #[must_use]
+    pub fn families(&self) -> Vec<Family> {
+        self.kernels.families()
     }
 }
 

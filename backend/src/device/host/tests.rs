@@ -2,7 +2,8 @@
 
 use llada_npu_ffi::ggml::Type;
 use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row, quantize_row_q8_0};
-use llada_npu_kernels::registry;
+use llada_npu_kernels::tile::TileType;
+use llada_npu_kernels::{WeightType, registry};
 
 use super::*;
 use crate::device::{Layout, Operand, OperandError};
@@ -299,10 +300,7 @@ fn every_kernel_can_be_named_and_others_are_refused() {
             let host = Host::with_kernels(1, &[kernel.name.to_owned()]);
             if kernel.select().is_some() {
                 let mut host = host.unwrap();
-                assert!(
-                    host.kernel_names()
-                        .any(|chosen| chosen == (ty, kernel.name))
-                );
+                assert_eq!(used(&host, ty), kernel.name);
                 Case::new(ty, [96, 30, 1, 1], 21, [1, 1], PLAIN, 0).check(&mut host);
             } else {
                 assert!(
@@ -326,9 +324,25 @@ fn every_kernel_can_be_named_and_others_are_refused() {
 fn several_kernels_can_be_named_at_once() {
     let names = ["generic-f32".to_owned(), "reference-q8_0q8_0".to_owned()];
     let host = Host::with_kernels(1, &names).unwrap();
-    let chosen: Vec<_> = host.kernel_names().collect();
-    assert_eq!(chosen[0], (WeightType::F32, "generic-f32"));
-    assert_eq!(chosen[2], (WeightType::Q8_0, "reference-q8_0q8_0"));
+    assert_eq!(used(&host, WeightType::F32), "generic-f32");
+    assert_eq!(used(&host, WeightType::Q8_0), "reference-q8_0q8_0");
+}
+
+/// Returns the name of the kernel for products with weights in rows.
+fn used(host: &Host, ty: WeightType) -> &'static str {
+    let families = host.families();
+    let is = |family: &&Family| family.op == "mul_mat" && family.weights == Some(ty.name());
+    families.iter().find(is).unwrap().used
+}
+
+#[test]
+fn every_kernel_belongs_to_a_family() {
+    let families = Host::with_kernels(1, &[]).unwrap().families();
+    let weights = families.iter().filter(|family| family.weights.is_some());
+    assert_eq!(weights.count(), WeightType::ALL.len() + TileType::ALL.len());
+    // A family is one list of the registry: each of them ends with a kernel of the reference.
+    let references = registry::names().filter(|name| name.starts_with("reference-"));
+    assert_eq!(families.len(), references.count());
 }
 
 #[test]
