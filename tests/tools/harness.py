@@ -55,6 +55,15 @@ def fake_backend() -> Path:
 
 
 @cache
+def flush_log() -> Path:
+    """Compiles the library that keeps stock's tools from losing the end of what they write, for LD_PRELOAD."""
+    library = SCRATCH / "libflush_log.so"
+    source = REPO / "tests" / "fixtures" / "flush_log.c"
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", source, "-o", library], check=True)
+    return library
+
+
+@cache
 def model(arch: str = "llada") -> Path:
     """Makes a small model with random weights and a byte-level vocabulary."""
     path = SCRATCH / f"{arch}.gguf"

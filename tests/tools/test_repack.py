@@ -10,17 +10,21 @@ import subprocess
 import tempfile
 import time
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from reference.make_gguf import SHAPES, Spec, make
 
-from .harness import REPO, STOCK, environment
+from .harness import REPO, STOCK, environment, flush_log
 
 BIN = STOCK / "build" / "bin"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or REPO / "target")
 PLUGIN = TARGET / "release" / "libggml-llada-npu.so"
+
+# What a cache that cannot be used costs.
+WARNING = "repack cache .*weights are repacked in memory"
 
 _scratch = tempfile.TemporaryDirectory(prefix="llada-npu-repack-")
 SCRATCH = Path(_scratch.name)
@@ -36,7 +40,8 @@ def model(arch: str, qtype: str) -> Path:
 
 def device(cache: Path | str, **extra: str) -> dict[str, str]:
     """The environment of a tool with the plug-in and a cache of its own."""
-    return environment(GGML_BACKEND_PATH=str(PLUGIN), LLADA_NPU_CACHE=str(cache), LLADA_NPU_LOG="debug", **extra)
+    return environment(GGML_BACKEND_PATH=str(PLUGIN), LLADA_NPU_CACHE=str(cache), LLADA_NPU_LOG="debug",
+                       LD_PRELOAD=str(flush_log()), **extra)
 
 
 def completion(path: Path, n: int = 8) -> list[str | Path]:
@@ -45,9 +50,9 @@ def completion(path: Path, n: int = 8) -> list[str | Path]:
             "--ignore-eos", "-t", "2", "--device", "llada-npu", "-lv", "5"]
 
 
-def generate(path: Path, env: dict[str, str]) -> tuple[str, str]:
-    """Generates; returns the text and what was logged."""
-    done = subprocess.run(completion(path), env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+def generate(path: Path, env: dict[str, str], under: Sequence[str] = ()) -> tuple[str, str]:
+    """Generates, under another command if there is one; returns the text and what was logged."""
+    done = subprocess.run([*under, *completion(path)], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]
     return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
@@ -129,16 +134,46 @@ class Repack(unittest.TestCase):
         file = self.cache / "file"
         file.write_bytes(b"")
         places = [file, Path("/proc/none")]
-        full = self.cache / "full"
-        full.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full], capture_output=True, check=False)
-        if mounted.returncode == 0:
-            self.addCleanup(subprocess.run, ["umount", full], check=True)
-            places.append(full)
+        for name, options in (("full", "size=64k"), ("read-only", "ro")):
+            place = self.cache / name
+            place.mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
+            if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                self.addCleanup(subprocess.run, ["umount", place], check=True)
+                places.append(place)
         for place in places:
             again, log = generate(path, device(place))
             self.assertEqual(again, text, place)
-            self.assertEqual(len(re.findall("repack cache .*weights are repacked in memory", log)), 1, place)
+            self.assertEqual(len(re.findall(WARNING, log)), 1, place)
+
+    def test_a_directory_without_permission_to_write_is_read(self) -> None:
+        # Root may write everywhere unless that is taken from it.
+        unprivileged = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+        path = model("llama", "Q4_0")
+        text, _ = generate(path, device(self.cache))
+        repack = self.cache / "repack"
+        files = tiles(self.cache)
+        made_again = sorted(files)[0]
+        (repack / made_again).unlink()
+        repack.chmod(0o555)
+        self.addCleanup(repack.chmod, 0o755)
+        again, log = generate(path, device(self.cache), unprivileged)
+        self.assertEqual(again, text)
+        self.assertEqual(tiles(self.cache), {name: file for name, file in files.items() if name != made_again})
+        self.assertEqual(len(re.findall(WARNING, log)), 1, log[-2000:])
+
+    def test_a_writer_that_may_write_no_more_goes_on_without(self) -> None:
+        path = model("llama", "Q4_0")
+        text, _ = generate(path, device(self.cache, LLADA_NPU_REPACK="memory"))
+        # Files of at most 64 KiB, and an error instead of the signal: the small matrices are kept, the larger ones not.
+        again, log = generate(path, device(self.cache), ["env", "--ignore-signal=XFSZ", "prlimit", "--fsize=65536"])
+        self.assertEqual(again, text)
+        files = tiles(self.cache)
+        self.assertTrue(0 < len(files) < 15, files)
+        self.assertEqual(len(re.findall(WARNING, log)), 1, log[-2000:])
+        self.assertEqual(sorted(path.name for path in (self.cache / "repack").iterdir() if path.suffix != ".lock"), sorted(files))
+        again, _ = generate(path, device(self.cache))
+        self.assertEqual((again, len(tiles(self.cache))), (text, 15))
 
     def test_processes_share_the_pages(self) -> None:
         path = model("llama", "Q8_0")

@@ -9,8 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from .harness import environment
-from .test_repack import BIN, PLUGIN, completion, model
+from .test_repack import BIN, PLUGIN, completion, device, model
 
 
 def placed(pid: int, name: str) -> list[str]:
@@ -45,7 +44,7 @@ class Threads(unittest.TestCase):
             (("-t", "3", "--cpu-range", "0-1"), ["0-1", "0-1"]),
         ):
             with self.subTest(arguments=arguments), tempfile.TemporaryDirectory(prefix="llada-npu-cache-") as cache:
-                env = environment(GGML_BACKEND_PATH=str(PLUGIN), LLADA_NPU_CACHE=cache)
+                env = device(cache)
                 self.check(completion(path, 100000) + list(arguments), env, expected)
 
     def check(self, command: list[str | Path], env: dict[str, str], expected: list[str]) -> None:
