@@ -43,8 +43,7 @@ def row_name(op, params):
     if op not in PRODUCTS:
         return op
     weights = re.search(r"type(?:_a)?=(\w+)", params)
-    activations = re.search(r"type_b=(\w+)", params)
-    known = weights and weights[1] in WEIGHTS and (not activations or activations[1] == "f32")
+    known = weights and weights[1] in WEIGHTS
     return f"{op} ({', '.join(WEIGHTS)})" if known else f"{op} (other types)"
 
 
@@ -115,10 +114,11 @@ def main(arguments):
         print(f"{README}: the table of operations is not what {RECORDS.name} gives", file=sys.stderr)
         return 1
     record = arguments[0] == "--record"
-    counts = {}
+    counts = collections.defaultdict(Count)
     for name in arguments[record:]:
         with open(name, errors="replace") as log:
-            counts |= read(log)
+            for row, count in read(log).items():
+                counts[row] = Count(*map(sum, zip(counts[row], count)))
     if record:
         records = load() | {name: count._replace(failed=0) for name, count in counts.items()}
         lines = [f"{n}\t{c.native}\t{c.delegated}\t{c.refused}\n" for n, c in sorted(records.items())]

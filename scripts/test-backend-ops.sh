@@ -37,23 +37,44 @@ all_operations() {
     cat "$LOGS/single"
 }
 
-# run_operation OP : keeps the log of its cases. The plug-in tells node by node who computed it; without buffers its lines
-# stand before that of their case. A case that fails is a line of the log, so the tool's status is not needed.
-run_operation() {
-    local log_file=$LOGS/$1.log
-    [[ -f $log_file ]] && return
+# models_cases OP : a regular expression for the cases like those of the models' graphs, which run first; nothing where
+# all are run at once. scripts/test-backend-ops.py counts them by themselves.
+models_cases() {
+    case $1 in
+    MUL_MAT | MUL_MAT_ID | MUL_MAT_ID_FUSION) echo '^type_a=(f32|f16|q4_0|q8_0|q4_K|q6_K),' ;;
+    FLASH_ATTN_EXT) echo '^(hsk=64,hsv=64|hsk=128,hsv=128),.*mask=1,sinks=0,.*type_K=f16,type_V=f16,' ;;
+    esac
+}
+
+# run_cases NAME OP ARGUMENT... : keeps the log of the cases of an operation. The plug-in tells node by node who computed it;
+# without buffers its lines stand before that of their case. A case that fails is a line of the log, so the tool's status is
+# not needed.
+run_cases() {
+    local log_file=$LOGS/$1.log operation=$2
     log "$1"
-    LLADA_NPU_LOG=trace stdbuf -o0 "$TOOL" test -b llada-npu -o "$1" 2>&1 |
+    logs+=("$log_file")
+    [[ -f $log_file ]] && return
+    shift 2
+    LLADA_NPU_LOG=trace stdbuf -o0 "$TOOL" test -b llada-npu -o "$operation" "$@" 2>&1 |
         tee "$log_file.part" | { grep -av 'node computed:' >&2 || true; } || true
-    grep -q '^[0-9]*/[0-9]* backends passed' "$log_file.part" || die "$1: the test did not end"
+    grep -q '^[0-9]*/[0-9]* backends passed' "$log_file.part" || die "$operation: the test did not end"
     mv -f "$log_file.part" "$log_file"
 }
 
 (($#)) || mapfile -t all < <(all_operations)
 (($#)) || set -- "${all[@]}"
 logs=()
+others=()
 for operation in "$@"; do
-    run_operation "$operation"
-    logs+=("$LOGS/$operation.log")
+    cases=$(models_cases "$operation")
+    if [[ $cases ]]; then
+        run_cases "$operation.models" "$operation" -p "$cases"
+        others+=("$operation")
+    else
+        run_cases "$operation" "$operation"
+    fi
+done
+for operation in "${others[@]}"; do
+    run_cases "$operation.others" "$operation" -p "^(?!$(models_cases "$operation"))"
 done
 python3 "$REPO/scripts/test-backend-ops.py" "${record[@]}" "${logs[@]}"
