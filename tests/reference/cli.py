@@ -23,9 +23,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 
 from . import corrupt, decode, make_gguf, twin  # noqa: E402
+from . import full as full_mode  # noqa: E402
 from .cached import Options, cached  # noqa: E402
 from .model import Model  # noqa: E402
 
+# Options of mode `full` alone, and their types.
+FULL = {
+    "tau_visible": float, "tau_stable": float, "draft_threshold": float, "tau_replace": float, "tau_remask": float,
+    "max_revisions": int, "budget": int, "radius": int, "final_sweep": int, "lookahead_trigger": int, "lookahead_max": int,
+}
 DREAM_ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
 
@@ -99,7 +105,13 @@ def decode_one(model: Model, prompt: list[int], args: argparse.Namespace) -> dec
             table = json.loads(Path(args.uniform).read_text())
             uniform = lambda position, step: table[step][position]  # noqa: E731
         return decode.dream(model, prompt, args.gen, args.steps or args.gen, args.algorithm, args.eps, uniform)
-    suffix = args.suffix if args.suffix in ("none", "all", "cached") else int(args.suffix)
+    suffix = args.suffix or ("none" if args.mode == "full" else "all")
+    suffix = suffix if suffix in ("none", "all", "cached") else int(suffix)
+    if args.mode == "full":
+        given = {name: getattr(args, name) for name in FULL if getattr(args, name) is not None}
+        ends = tuple(integers(args.end_ids))
+        options = full_mode.Options(args.gen, args.block, suffix=suffix, refresh_blocks=args.refresh_blocks, end_ids=ends, **given)
+        return full_mode.full(model, prompt, options)
     options = Options(
         n_gen=args.gen,
         block_length=args.block,
@@ -235,9 +247,9 @@ def boolean(text: str) -> bool:
 
 def add_decode_arguments(p: argparse.ArgumentParser) -> None:
     """Arguments of `decode` and `golden`."""
-    p.add_argument("--mode", choices=("llada", "dream", "cached"), required=True)
+    p.add_argument("--mode", choices=("llada", "dream", "cached", "full"), required=True)
     p.add_argument("--gen", type=int, required=True, help="positions to generate")
-    p.add_argument("--block", type=int, default=32, help="block length (llada, cached)")
+    p.add_argument("--block", type=int, default=32, help="block length (llada, cached, full)")
     p.add_argument("--steps", type=int, help="steps in all (llada, dream); default --gen")
     p.add_argument("--cfg", type=float, default=0.0, help="classifier-free guidance scale (llada)")
     p.add_argument("--logits-eos-inf", action="store_true", help="llada, cached")
@@ -246,10 +258,12 @@ def add_decode_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--eps", type=float, default=1e-3, help="last time of the schedule (dream)")
     p.add_argument("--uniform", help="JSON file for `origin`: per step, a number per canvas position (dream)")
     p.add_argument("--threshold", type=float, default=0.9, help="cached; inf commits one position per step")
-    p.add_argument("--suffix", default="all", help="none, all, cached, or the number of masks shown (cached)")
-    p.add_argument("--refresh-blocks", type=int, default=1, help="cached; 0 = never")
+    p.add_argument("--suffix", help="none (default of full), all (of cached), cached, or the number of masks shown")
+    p.add_argument("--refresh-blocks", type=int, default=1, help="cached, full; 0 = never")
     p.add_argument("--refresh-every-step", action="store_true", help="cached")
-    p.add_argument("--end-ids", default="", help="ids that end the canvas when committed (cached)")
+    p.add_argument("--end-ids", default="", help="ids that end the canvas when committed (cached, full)")
+    for name, number in FULL.items():
+        p.add_argument("--" + name.replace("_", "-"), type=number, help="full")
     p.add_argument("--shift", type=boolean, help="overrides the file's shift_logits")
     p.add_argument("--commits", action="store_true", help="also write the positions each forward committed")
 

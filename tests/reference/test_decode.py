@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from reference import decode
+from reference import decode, full
 from reference.cached import Options, cached
 from reference.make_gguf import SHAPES, Spec, make
 from reference.model import Forward, Model
@@ -279,6 +279,22 @@ class RandomModelTest(unittest.TestCase):
             for n in (0, 1)
         }
         self.assertGreater(len(texts), 4)
+
+    def test_full_with_everything_off_is_cached(self):
+        for model in self.models.values():
+            for prompt in self.prompts():
+                for suffix, refresh in (("none", 0), (3, 1), ("all", 2)):
+                    expected = cached(model, prompt, Options(21, 8, threshold=0.4, suffix=suffix, refresh_blocks=refresh))
+                    options = full.Options(21, 8, tau_visible=0.4, suffix=suffix, refresh_blocks=refresh, budget=0, lookahead_max=0)
+                    result = full.full(model, prompt, options)
+                    self.assertEqual((result.tokens, result.commits, result.rows), (expected.tokens, expected.commits, expected.rows))
+
+    def test_every_part_of_full_changes_what_is_computed(self):
+        model, prompt = self.models["llada"], self.prompts()[2]
+        low = {"tau_visible": 0.3, "tau_stable": 0.7, "draft_threshold": 0.4, "tau_replace": 0.4, "tau_remask": 0.2, "budget": 2}
+        changes = ({}, {"budget": 8}, {"radius": 0}, {"final_sweep": 1}, {"lookahead_max": 2}, {"max_revisions": 1}, {"tau_remask": 0})
+        rows = {full.full(model, prompt, full.Options(24, 8, **{**low, **change})).rows for change in changes}
+        self.assertEqual(len(rows), len(changes))
 
     def test_every_algorithm_fills_the_canvas_in_its_own_order(self):
         model, prompt = self.models["dream"], self.prompts()[2]
