@@ -30,7 +30,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PACKAGES=(build-essential ccache clang cmake libclang-dev ninja-build patch)
 CHECKERS=(shellcheck valgrind)
 # libc6 of arm64 is what the tests run with: under qemu, the libc6-arm64-cross of Debian 12 spins when a thread starts.
-ARM64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross libc6:arm64 libstd-rust-web-dev:arm64 qemu-user rust-web-clippy rustc-web)
+# libstdc++6 is Qualcomm's library's.
+ARM64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross libc6:arm64 libstd-rust-web-dev:arm64 libstdc++6:arm64 qemu-user rust-web-clippy
+    rustc-web)
 
 STOCK_TARGETS=(llama-diffusion-cli llama-bench llama-perplexity llama-completion llama-tokenize llama-quantize
     llama-gguf-split test-backend-ops ggml-cpu)

@@ -152,6 +152,7 @@ run_qnn() {
     verdict "the wrapper of QNN passes over the library that fails on demand" qnn_passes fault
     if [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} == 1 ]]; then
         "$REPO/scripts/setup.sh" qnn-arm64 >/dev/null
+        export QNN_CASE=without_an_npu_the_library_says_so # see tests/qnn/src/case.rs
     fi
     LLADA_NPU_QNN_DIR=$(qnn_arm64_dir) verdict "Qualcomm's library for aarch64 says that there is no NPU" qnn_passes no_npu
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Longest time of a test: the emulation is slow, and may hang.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Names the test that a process is to run.
+/// Names the test that a process is to run. An emulated process cannot start another: who runs one sets this.
 const CASE: &str = "QNN_CASE";
 
 /// Where the libraries of the version under test are.

@@ -323,7 +323,9 @@ fn a_binary_is_good_for_its_key_and_library() {
     assert_eq!(error.code(), Some(ErrorCode::CONTEXT_BINARY));
 }
 
+/// A phone's library looks for the chip itself and is not told.
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn the_chip_is_where_every_release_reads_it() {
     let fault = Fault::new("");
     let library = Library::open(fault.path(), Provider::Htp).unwrap();
