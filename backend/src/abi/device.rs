@@ -1,7 +1,7 @@
 //! The device.
 
 use std::ffi::{CStr, CString};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
@@ -13,7 +13,7 @@ use llada_npu_ffi::ggml::{Api, Op, OpCodes};
 use super::NAME;
 use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
-use super::resident::{Budget, Resident};
+use super::resident::{Budget, MemoryReport, Reports, Resident};
 use crate::device::host::{self, Host};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
@@ -29,8 +29,10 @@ pub struct NpuDevice {
     /// For K, then for V.
     kv_buffer_types: [NpuBufferType; 2],
     store: Arc<WeightStore>,
-    /// Of every instance.
-    budget: Option<Budget>,
+    /// Of instances to come.
+    budget: Mutex<Option<Budget>>,
+    /// Of those that have ended.
+    reports: Reports,
 }
 
 impl NpuDevice {
@@ -48,8 +50,23 @@ impl NpuDevice {
             buffer_type: NpuBufferType::Plain(Arc::clone(&store)),
             kv_buffer_types: [KvTiles::K, KvTiles::V].map(NpuBufferType::Tiles),
             store,
-            budget,
+            budget: Mutex::new(budget),
+            reports: Reports::default(),
         })
+    }
+
+    pub(super) fn set_budget(&self, budget: Option<Budget>) {
+        *self.budget.lock().unwrap_or_else(PoisonError::into_inner) = budget;
+    }
+
+    pub(super) fn memory_report(&self) -> MemoryReport {
+        *self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn resident(&self) -> Option<Resident> {
+        let budget = *self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let (store, reports) = (Arc::clone(&self.store), Arc::clone(&self.reports));
+        budget.map(|budget| Resident::new(budget, store, reports))
     }
 
     /// The weights of all buffers.
@@ -98,8 +115,7 @@ impl DeviceImpl for NpuDevice {
                 Box::new(accelerator),
                 delegate,
                 Arc::clone(&self.store),
-                self.budget
-                    .map(|budget| Resident::new(budget, Arc::clone(&self.store))),
+                self.resident(),
             )),
             Err(error) => {
                 log::error!("cannot make an instance: {error}");

@@ -12,13 +12,13 @@ mod counts;
 pub mod device;
 pub mod proc;
 pub mod reg;
-mod resident;
+pub mod resident;
 
 use std::sync::OnceLock;
 
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::host::{Host, HostError};
-use llada_npu_ffi::ggml::plugin::{Installed, RegPtr};
+use llada_npu_ffi::ggml::plugin::{Installed, RegImpl, RegPtr};
 use llada_npu_ffi::ggml::{Api, BufferType, api, log as ggml_log};
 
 use crate::engine::Target;
@@ -26,6 +26,7 @@ use crate::knobs::{KnobError, LLADA_NPU_LOG, LLADA_NPU_STRICT};
 use crate::memory::keep;
 use device::NpuDevice;
 use reg::NpuReg;
+use resident::{Budget, MemoryReport};
 
 /// The name of registry, device, buffer type and instances.
 pub const NAME: &std::ffi::CStr = c"llada-npu";
@@ -67,7 +68,7 @@ pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
 fn make() -> Result<Installed<NpuReg>, InitError> {
     LLADA_NPU_LOG.get()?;
     let host = Host::probe(LLADA_NPU_STRICT.get()?)?;
-    let budget = resident::Budget::from_knobs()?;
+    let budget = Budget::from_knobs()?;
     let device = NpuDevice::open(&host, keep()?, budget).ok_or(InitError::NoCpu)?;
     Ok(Installed::new(&host, NpuReg::new(device)))
 }
@@ -78,6 +79,23 @@ fn make() -> Result<Installed<NpuReg>, InitError> {
 /// As for [`registry`].
 pub fn device() -> Result<Device, InitError> {
     Ok(registry()?.device())
+}
+
+/// Runs instances that are made from now on within a budget, or without one, whatever the settings say.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn set_budget(budget: Option<Budget>) -> Result<(), InitError> {
+    registry()?.implementation().device().set_budget(budget);
+    Ok(())
+}
+
+/// Returns what instances with a budget came to that have ended.
+///
+/// # Errors
+/// As for [`registry`].
+pub fn memory_report() -> Result<MemoryReport, InitError> {
+    Ok(registry()?.implementation().device().memory_report())
 }
 
 /// Returns the buffer type, for programs that link this crate.

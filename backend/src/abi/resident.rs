@@ -4,16 +4,17 @@
 //! of them, so that what stays mapped stays from graph to graph. Activations are one object that grows, as a host plans their
 //! places itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::InitError;
 use crate::graph::GraphObjects;
 use crate::knobs::{LLADA_NPU_BUDGET, LLADA_NPU_MEMORY};
 use crate::memory::WeightStore;
 use crate::memory::runtime::arena::Arena;
+use crate::memory::runtime::clock::Totals;
 use crate::memory::runtime::{
-    Class, Costs, HostMapping, Limits, Object, ObjectId, Planner, Policy, Report, Segment,
-    SegmentId, Session, SessionError, Workload,
+    Class, Costs, HostMapping, Limits, Mapping, Object, ObjectId, Observed, Observer, Planner,
+    Policy, Report, Segment, SegmentId, Session, SessionError, Workload,
 };
 
 /// Maps of the host cost what the system takes for them, and there is nothing to copy into.
@@ -28,11 +29,15 @@ const MIN_ARENA_BYTES: u64 = 64 << 10;
 /// A long-lived object: where it lies, its size, whether it is written.
 type Long = (usize, u64, bool);
 
-/// How an instance uses a budget, as the settings have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Budget {
-    limits: Limits,
-    policy: Policy,
+/// How instances use addresses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// The address space of each.
+    pub limits: Limits,
+    /// Who decides what is mapped.
+    pub policy: Policy,
+    /// What maps cost on the clock of [`MemoryReport::seconds`], where one is kept.
+    pub costs: Option<Costs>,
 }
 
 impl Budget {
@@ -48,13 +53,29 @@ impl Budget {
                 ..Limits::default()
             },
             policy,
+            costs: None,
         }))
     }
 }
 
+/// What sessions that have ended came to, over all instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemoryReport {
+    /// Sessions.
+    pub n_sessions: u64,
+    /// Their sums; the highest of their peaks.
+    pub report: Report,
+    /// What they would have taken on a virtual clock, where one was kept; runs take no time on it.
+    pub seconds: Totals,
+}
+
+/// Sums, shared by the instances of a device.
+pub(super) type Reports = Arc<Mutex<MemoryReport>>;
+
 #[derive(Debug)]
 struct Current {
     session: Session,
+    observed: Option<Arc<Mutex<Observed>>>,
     /// What each segment needs that is long-lived.
     segments: Vec<Vec<Long>>,
     arena_bytes: u64,
@@ -65,6 +86,7 @@ struct Current {
 pub(super) struct Resident {
     budget: Budget,
     store: Arc<WeightStore>,
+    reports: Reports,
     current: Option<Current>,
     groups: Vec<usize>,
     /// The group that runs.
@@ -72,10 +94,11 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    pub(super) fn new(budget: Budget, store: Arc<WeightStore>) -> Self {
+    pub(super) fn new(budget: Budget, store: Arc<WeightStore>, reports: Reports) -> Self {
         Self {
             budget,
             store,
+            reports,
             current: None,
             groups: Vec::new(),
             running: None,
@@ -143,9 +166,16 @@ impl Resident {
             .map(|(address, may)| address.filter(|_| *may))
             .collect();
         let mapping = HostMapping::new(Arc::clone(&self.store), addresses);
-        let session = Session::new(planner, Box::new(mapping))?;
+        let mut mapping: Box<dyn Mapping> = Box::new(mapping);
+        let mut observed = None;
+        if let Some(costs) = self.budget.costs {
+            let observer = Observer::around(mapping, costs, Box::new(|_| 0.0));
+            observed = Some(observer.observed());
+            mapping = Box::new(observer);
+        }
         self.current = Some(Current {
-            session,
+            session: Session::new(planner, mapping)?,
+            observed,
             segments,
             arena_bytes,
         });
@@ -189,7 +219,11 @@ impl Resident {
         if self.running.take().is_some() {
             current.session.leave()?;
         }
-        current.session.enter()?;
+        let entered = current.session.enter();
+        if matches!(entered, Err(SessionError::Dead)) {
+            self.current = None;
+        }
+        entered?;
         self.running = group;
         Ok(())
     }
@@ -205,7 +239,15 @@ impl Resident {
     fn close(&mut self) {
         if let Some(mut current) = self.current.take() {
             current.session.finish();
-            log(&current.session.report());
+            let report = current.session.report();
+            log(&report);
+            let mut sum = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            sum.n_sessions += 1;
+            sum.report.add(&report);
+            if let Some(observed) = current.observed {
+                let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+                sum.seconds.add(&observed.totals());
+            }
         }
     }
 }

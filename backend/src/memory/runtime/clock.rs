@@ -31,6 +31,13 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Adds those of another timeline.
+    pub fn add(&mut self, other: &Self) {
+        self.transfer += other.transfer;
+        self.run += other.run;
+        self.stall += other.stall;
+    }
+
     /// Returns the share of the transfers that nobody waited for; 1 where there are none.
     #[must_use]
     pub fn hidden_share(&self) -> f64 {

@@ -37,6 +37,9 @@ pub enum MapError {
         /// The object.
         tensor: String,
     },
+    /// The mapping panicked.
+    #[error("a mapping panicked")]
+    Panicked,
     /// The device failed.
     #[error("`{tensor}`, {size_bytes} bytes: {source}")]
     Device {

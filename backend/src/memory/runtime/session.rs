@@ -42,15 +42,12 @@ pub enum SessionError {
         /// What happened.
         source: MapError,
     },
-    /// The mapping panicked.
-    #[error("segment `{segment}`: a mapping panicked")]
-    Panicked {
-        /// The segment that it was for.
-        segment: String,
-    },
     /// The staging thread could not be started.
     #[error("cannot start the staging thread: {0}")]
     Thread(#[source] std::io::Error),
+    /// The staging thread has ended by a panic of its own; another session can go on.
+    #[error("the staging thread has panicked")]
+    Dead,
     /// More segments were entered than begun.
     #[error("no segment is left in this step")]
     NoSegment,
@@ -71,6 +68,18 @@ pub struct Report {
     pub transfer: Duration,
     /// Times that everything was unmapped because something failed.
     pub n_failures: u64,
+}
+
+impl Report {
+    /// Adds what another session has done; the peak is the higher one.
+    pub fn add(&mut self, other: &Self) {
+        self.transfers.join(&other.transfers);
+        self.n_runs += other.n_runs;
+        self.n_stalls += other.n_stalls;
+        self.stall += other.stall;
+        self.transfer += other.transfer;
+        self.n_failures += other.n_failures;
+    }
 }
 
 /// Plans and carries out, on one thread at a time.
@@ -113,42 +122,40 @@ impl Core {
     /// Does all that comes before a run.
     fn prepare(&mut self, turn: &Turn) -> Result<(), SessionError> {
         let start = Instant::now();
-        let segment = || self.planner.workload().segment(turn.segment).name.clone();
-        let segment = segment();
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.carry_out(&turn.before)?;
             self.mapping.describe(turn, self.planner.workload())
         }));
         self.transfer += start.elapsed();
-        match result {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(source)) => Err(SessionError::Map { segment, source }),
-            Err(_payload) => Err(SessionError::Panicked { segment }),
-        }
+        let result = result.unwrap_or_else(|_payload| Err(MapError::Panicked));
+        result.map_err(|source| self.failed(turn, source))
+    }
+
+    fn failed(&self, turn: &Turn, source: MapError) -> SessionError {
+        let segment = self.planner.workload().segment(turn.segment).name.clone();
+        SessionError::Map { segment, source }
     }
 
     /// Does all that comes after a run.
     fn release(&mut self, turn: &Turn) -> Result<(), SessionError> {
-        self.carry_out(&turn.release)
-            .map_err(|source| SessionError::Map {
-                segment: self.planner.workload().segment(turn.segment).name.clone(),
-                source,
-            })
+        let result = self.carry_out(&turn.release);
+        result.map_err(|source| self.failed(turn, source))
     }
 
     /// Unmaps everything, and forgets what was planned.
     fn return_all(&mut self) {
         self.planner.finish();
         self.planner.start_step();
-        // Staging memory and arena go last, objects that lie in them before.
+        self.unmap_all();
+    }
+
+    fn unmap_all(&mut self) {
         for (_, piece) in std::mem::take(&mut self.live) {
-            let workload = self.planner.workload();
-            let mapping = &mut self.mapping;
+            let (workload, mapping) = (self.planner.workload(), &mut self.mapping);
             let result = catch_unwind(AssertUnwindSafe(|| mapping.unmap(&piece, workload)));
-            match result {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => log::warn!("unmapping: {error}"),
-                Err(_payload) => log::error!("unmapping: a mapping panicked"),
+            match result.unwrap_or_else(|_payload| Err(MapError::Panicked)) {
+                Ok(()) => {}
+                Err(error) => log::warn!("unmapping: {error}"),
             }
             self.done.add(&Transfer::Unmap(piece));
         }
@@ -161,6 +168,12 @@ impl Core {
             n_compactions: planned.n_compactions,
             ..self.done
         }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.unmap_all();
     }
 }
 
@@ -180,6 +193,8 @@ struct State {
     /// Everything is to be unmapped when the step has ended.
     must_return: bool,
     must_quit: bool,
+    /// The thread is gone.
+    is_dead: bool,
     n_failures: u64,
     transfers: Counters,
     transfer: Duration,
@@ -204,7 +219,7 @@ impl Shared {
 
     /// Waits until the thread has nothing to do any more.
     fn settle(&self, mut state: MutexGuard<'_, State>) {
-        while state.is_busy || state.must_return {
+        while !state.is_dead && (state.is_busy || state.must_return) {
             state = self.wait(state);
         }
         state.n_over = state.n_issued;
@@ -313,7 +328,13 @@ impl Session {
             let theirs = Arc::clone(&shared);
             let thread = std::thread::Builder::new()
                 .name("llada-npu stage".to_owned())
-                .spawn(move || stage(core, &theirs))
+                .spawn(move || {
+                    let result = catch_unwind(AssertUnwindSafe(|| stage(core, &theirs)));
+                    let mut state = theirs.lock();
+                    state.is_dead = true;
+                    state.failure = result.err().map(|_payload| SessionError::Dead);
+                    theirs.changed.notify_all();
+                })
                 .map_err(SessionError::Thread)?;
             Driver::Thread {
                 shared,
@@ -398,12 +419,12 @@ impl Session {
             } => {
                 let segment = rest.pop().ok_or(SessionError::NoSegment)?;
                 let mut state = shared.lock();
-                while state.n_ready <= *next && state.failure.is_none() {
+                while state.n_ready <= *next && state.failure.is_none() && !state.is_dead {
                     has_waited = true;
                     state = shared.wait(state);
                 }
                 if state.n_ready <= *next {
-                    return Err(state.failure.take().unwrap_or(SessionError::NoSegment));
+                    return Err(state.failure.take().unwrap_or(SessionError::Dead));
                 }
                 segment
             }

@@ -290,7 +290,10 @@ fn a_mapping_that_panics_fails_one_step() {
         IS_QUIET.store(true, Ordering::Relaxed);
         let error = step(&mut session, &fake, 8).unwrap_err();
         IS_QUIET.store(false, Ordering::Relaxed);
-        assert!(matches!(error, SessionError::Panicked { .. }), "{error}");
+        assert!(
+            error.to_string().ends_with("`: a mapping panicked"),
+            "{error}"
+        );
         fake.device().panics_in = None;
         session.end();
         assert!(fake.device().live.is_empty());
@@ -427,7 +430,7 @@ fn a_thousand_generations_with_cancellations_and_failures_leave_nothing_behind()
         n_threads()
     );
     assert!(
-        resident_kib() < resident + (64 << 10),
+        resident_kib() < resident + (128 << 10),
         "{} after {resident}",
         resident_kib()
     );

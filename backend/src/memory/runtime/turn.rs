@@ -145,6 +145,19 @@ impl Counters {
         }
     }
 
+    /// Adds the sums of other turns, of another address space; the peak is the higher one.
+    pub fn join(&mut self, other: &Self) {
+        self.mapped_bytes += other.mapped_bytes;
+        self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
+        self.n_maps += other.n_maps;
+        self.n_unmaps += other.n_unmaps;
+        self.n_evictions += other.n_evictions;
+        self.n_compactions += other.n_compactions;
+        self.total_mapped_bytes += other.total_mapped_bytes;
+        self.n_copies += other.n_copies;
+        self.total_copied_bytes += other.total_copied_bytes;
+    }
+
     /// Returns the bytes that were moved: mapped or copied.
     #[must_use]
     pub fn moved_bytes(&self) -> u64 {
