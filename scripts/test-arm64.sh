@@ -138,18 +138,18 @@ run_kernels() {
     rm -f "$log_file"
 }
 
-# qnn_passes TEST : on a CPU with all features. The sum of cargo is left out, verdicts are counted.
+# qnn_passes TEST... : on a CPU with all features. The sum of cargo is left out, verdicts are counted.
 qnn_passes() {
     local log_file status=0
     log_file=$(mktemp)
-    arm_cargo max test --no-fail-fast -p llada-npu-qnn-tests --test "$1" -- --show-output >"$log_file" 2>&1 || status=$?
+    arm_cargo max test --no-fail-fast -p llada-npu-qnn-tests "${@/#/--test=}" -- --show-output >"$log_file" 2>&1 || status=$?
     grep -Ev '^(test result: |running |$)' "$log_file"
     rm -f "$log_file"
     return "$status"
 }
 
 run_qnn() {
-    verdict "the wrapper of QNN passes over the library that fails on demand" qnn_passes fault
+    verdict "the wrapper of QNN passes over the library that fails on demand" qnn_passes fault fault_numbers
     if [[ ${LLADA_NPU_ACCEPT_QNN_LICENSE-} == 1 ]]; then
         "$REPO/scripts/setup.sh" qnn-arm64 >/dev/null
         export QNN_CASE=without_an_npu_the_library_says_so # see tests/qnn/src/case.rs

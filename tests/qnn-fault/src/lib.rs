@@ -11,7 +11,7 @@
 //! | `number` | numbers of every data type, and quantisation |
 //! | `compute` | the operations |
 //! | `state` | what is alive; misuse is counted |
-//! | `functions` | the table |
+//! | `functions`, `graphs`, `table` | what is called, and where it stands |
 //!
 //! What goes wrong is said by the environment variable `QNN_FAULT` when the library is first used, or by the exported function
 //! `qnn_fault_set`: see [`Faults`]. Other exports: `qnn_fault_calls` (calls of a function so far), `qnn_fault_violations` (misuse that the
@@ -24,8 +24,10 @@ mod abi;
 mod compute;
 mod fault;
 mod functions;
+mod graphs;
 mod number;
 mod state;
+mod table;
 
 pub use fault::{Faults, SpecError};
 

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
+use llada_npu_ffi::qnn;
 use tempfile::TempDir;
 
 /// A copy of the QNN library of `tests/qnn-fault`, with a state of its own: tests side by side do not see each other.
@@ -51,6 +52,28 @@ impl Fault {
     /// Where it is, under the name of Qualcomm's library.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A device of it.
+    ///
+    /// # Errors
+    /// Those that are asked for.
+    pub fn device(&self) -> Result<qnn::Device, qnn::Error> {
+        let library = qnn::Library::open(&self.path, qnn::Provider::Htp)?;
+        let backend = qnn::Backend::new(&library)?;
+        let soc = Some(qnn::Soc::SM8650);
+        qnn::Device::new(&backend, qnn::DeviceOptions { soc })
+    }
+
+    /// A context of it.
+    ///
+    /// # Panics
+    /// Where something goes wrong before there is one.
+    pub fn context(&self) -> qnn::Context {
+        let device = self.device();
+        let context =
+            device.and_then(|device| qnn::Context::new(&device, qnn::ContextOptions::default()));
+        context.expect("nothing is to go wrong before there is a context")
     }
 
     /// Changes what goes wrong from now on; numbers of calls go on.

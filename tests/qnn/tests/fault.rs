@@ -1,31 +1,12 @@
 //! `llada_npu_ffi::qnn` over the library that fails on demand.
 
-use std::path::Path;
-
 use llada_npu_ffi::qnn::{
     Backend, Context, ContextBinary, ContextOptions, Data, DataMut, DataType, Device,
-    DeviceOptions, Error, ErrorCode, Graph, GraphOptions, GraphSpec, Library, MemHandle, Param,
-    PowerConfig, Provider, Quantization, Soc, SpecError, TensorType,
+    DeviceOptions, Error, ErrorCode, Graph, GraphOptions, Library, MemHandle, PowerConfig,
+    Provider, Soc, TensorType,
 };
 use llada_npu_qnn_tests::Fault;
-use llada_npu_qnn_tests::linear::{self, Weights, dim};
-
-fn device(path: &Path) -> Result<Device, Error> {
-    let library = Library::open(path, Provider::Htp)?;
-    let backend = Backend::new(&library)?;
-    Device::new(
-        &backend,
-        DeviceOptions {
-            soc: Some(Soc::SM8650),
-        },
-    )
-}
-
-fn context(fault: &Fault) -> Context {
-    let context =
-        device(fault.path()).and_then(|device| Context::new(&device, ContextOptions::default()));
-    context.expect("nothing is to go wrong before there is a context")
-}
+use llada_npu_qnn_tests::linear::{self, Weights};
 
 fn graph(context: &Context, w: &Weights) -> Result<Graph, Error> {
     context.build(&linear::fully_connected(
@@ -37,8 +18,8 @@ fn graph(context: &Context, w: &Weights) -> Result<Graph, Error> {
 }
 
 /// Everything from opening to reading a binary back; the NMSE of both graphs.
-fn whole(path: &Path) -> Result<[f64; 2], Error> {
-    let device = device(path)?;
+fn whole(fault: &Fault) -> Result<[f64; 2], Error> {
+    let device = fault.device()?;
     let context = Context::new(&device, ContextOptions::default())?;
     let w = Weights::blocks(16, 64, 4, 32, false, 7);
     let x = linear::inputs(3, 64, 7);
@@ -55,7 +36,7 @@ fn whole(path: &Path) -> Result<[f64; 2], Error> {
 #[test]
 fn without_a_fault_everything_works_and_is_freed() {
     let fault = Fault::new("");
-    for error in whole(fault.path()).unwrap() {
+    for error in whole(&fault).unwrap() {
         assert!(error < 1e-6, "NMSE {error:e}");
     }
     assert_eq!((fault.alive(), fault.violations()), (0, 0));
@@ -142,7 +123,7 @@ fn a_library_without_a_function_is_refused() {
     }
     let fault = Fault::new("missing deviceCreate");
     assert!(matches!(
-        device(fault.path()),
+        fault.device(),
         Err(Error::Missing {
             call: "deviceCreate"
         })
@@ -153,7 +134,7 @@ fn a_library_without_a_function_is_refused() {
         "deviceGetPlatformInfo",
     ] {
         let fault = Fault::new(&format!("missing {call}"));
-        assert!(whole(fault.path()).is_ok(), "{call}");
+        assert!(whole(&fault).is_ok(), "{call}");
     }
 }
 
@@ -161,7 +142,7 @@ fn a_library_without_a_function_is_refused() {
 fn every_call_may_fail() {
     for call in CALLS.into_iter().filter(|call| !call.ends_with("Free")) {
         let fault = Fault::new(&format!("fail {call} 4711"));
-        let error = whole(fault.path()).unwrap_err();
+        let error = whole(&fault).unwrap_err();
         assert_eq!(error.code(), Some(ErrorCode(4711)), "{call}");
         let text = error.to_string();
         let part = format!("{call}: error 4711 (backend): fault 4711");
@@ -171,7 +152,7 @@ fn every_call_may_fail() {
     for call in ["logFree", "backendFree", "deviceFree", "contextFree"] {
         let fault = Fault::new(&format!("fail {call} 4711"));
         assert!(
-            whole(fault.path()).is_ok(),
+            whole(&fault).is_ok(),
             "{call}: an error in a destructor is logged"
         );
     }
@@ -180,7 +161,7 @@ fn every_call_may_fail() {
 #[test]
 fn the_library_s_last_message_is_part_of_the_error() {
     let fault = Fault::new("fail graphFinalize 1002");
-    let error = graph(&context(&fault), &Weights::halves(8, 8, 1)).unwrap_err();
+    let error = graph(&fault.context(), &Weights::halves(8, 8, 1)).unwrap_err();
     let text = error.to_string();
     assert!(
         text.ends_with("fault 1002: fault: graphFinalize answers 1002"),
@@ -200,7 +181,7 @@ fn success_without_a_handle_is_an_error() {
         "graphRetrieve",
     ] {
         let fault = Fault::new(&format!("null {call}"));
-        let error = whole(fault.path()).unwrap_err();
+        let error = whole(&fault).unwrap_err();
         assert!(
             matches!(error, Error::Answer { call: found, .. } if found == call),
             "{call}: {error}"
@@ -211,7 +192,7 @@ fn success_without_a_handle_is_an_error() {
 #[test]
 fn buffers_of_the_wrong_size_never_reach_the_library() {
     let fault = Fault::new("");
-    let mut graph = graph(&context(&fault), &Weights::halves(4, 8, 1)).unwrap();
+    let mut graph = graph(&fault.context(), &Weights::halves(4, 8, 1)).unwrap();
     let (x, mut y) = (vec![0; 2 * 3 * 8], vec![0; 2 * 3 * 4]);
     for (n_x, n_y) in [
         (0, y.len()),
@@ -245,7 +226,7 @@ fn buffers_of_the_wrong_size_never_reach_the_library() {
 #[test]
 fn a_refused_node_leaves_the_context_as_it_was() {
     let fault = Fault::new("");
-    let context = context(&fault);
+    let context = fault.context();
     let w = Weights::blocks(4, 40, 4, 20, false, 1);
     let refused = graph(&context, &w).unwrap_err();
     assert!(
@@ -264,7 +245,7 @@ fn a_refused_node_leaves_the_context_as_it_was() {
 fn a_graph_that_failed_half_way_spoils_its_context() {
     for call in ["tensorCreateGraphTensor", "graphAddNode", "graphFinalize"] {
         let fault = Fault::new(&format!("fail {call} 1002"));
-        let context = context(&fault);
+        let context = fault.context();
         let w = Weights::halves(4, 8, 1);
         assert_eq!(
             graph(&context, &w).unwrap_err().code(),
@@ -306,7 +287,7 @@ fn owners_may_go_in_any_order() {
 #[test]
 fn a_binary_is_good_for_its_key_and_library() {
     let fault = Fault::new("core 2.40.0");
-    let device = device(fault.path()).unwrap();
+    let device = fault.device().unwrap();
     let context = Context::new(&device, ContextOptions::default()).unwrap();
     drop(graph(&context, &Weights::halves(4, 8, 1)).unwrap());
     let bytes = context.binary().unwrap().to_bytes(b"soc 57, v1");
@@ -351,7 +332,7 @@ fn what_is_not_supported_says_so() {
     use std::os::fd::AsFd as _;
 
     let fault = Fault::new("");
-    let context = context(&fault);
+    let context = fault.context();
     let file = tempfile::tempfile().unwrap();
     let ty = TensorType::new(DataType::Float16, &[4, 4]);
     let shared = MemHandle::register(&context, file.as_fd(), &ty).unwrap_err();
@@ -361,156 +342,9 @@ fn what_is_not_supported_says_so() {
 }
 
 #[test]
-fn blocks_mean_the_same_in_every_operation() {
-    let fault = Fault::new("");
-    let context = context(&fault);
-    let w = Weights::blocks(24, 64, 4, 16, true, 3);
-    assert!(linear::error_of(&context, "fc", 5, &w).unwrap() < 1e-6);
-    let (ty, bytes) = w.transposed();
-    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
-    for op in ["MatMul", "Conv2d"] {
-        let mut spec = GraphSpec::new(op, GraphOptions::default());
-        let x = spec
-            .input(&format!("{op}.x"), half(&[1, 1, 5, 64]))
-            .unwrap();
-        let weight = spec
-            .constant(&format!("{op}.w"), ty.clone(), &bytes)
-            .unwrap();
-        let y = spec
-            .output(&format!("{op}.y"), half(&[1, 1, 5, dim(w.n)]))
-            .unwrap();
-        match op {
-            "MatMul" => spec.mat_mul("mm", x, weight, false, y).unwrap(),
-            _ => spec.conv2d_1x1("conv", x, weight, y).unwrap(),
-        }
-        let mut graph = context.build(&spec).unwrap();
-        let x = linear::inputs(5, 64, 9);
-        let error = linear::nmse(
-            &linear::run(&mut graph, &x).unwrap(),
-            &linear::reference(&x, &w.values, 64),
-        );
-        assert!(error < 1e-6, "{op}: NMSE {error:e}");
-    }
-    assert_eq!(fault.violations(), 0);
-}
-
-#[test]
-fn the_other_formula_is_noticed() {
-    let fault = Fault::new("formula");
-    let context = context(&fault);
-    let plain = Weights::blocks(24, 64, 4, 32, false, 3);
-    assert!(linear::error_of(&context, "plain", 5, &plain).unwrap() < 1e-6);
-    let offsets = Weights::blocks(24, 64, 4, 32, true, 3);
-    assert!(linear::error_of(&context, "offsets", 5, &offsets).unwrap() > 1e-2);
-}
-
-#[test]
-fn wrong_results_come_with_success() {
-    for (faults, finite) in [
-        ("wrong scale", true),
-        ("wrong row", true),
-        ("wrong nan", false),
-    ] {
-        let fault = Fault::new(faults);
-        let error = linear::error_of(&context(&fault), "g", 5, &Weights::halves(8, 32, 1)).unwrap();
-        assert_eq!(error.is_finite(), finite, "{faults}");
-        assert!(!finite || error > 1e-2, "{faults}: {error:e}");
-    }
-}
-
-#[test]
-fn fixed_point_and_scales_per_output() {
-    let fault = Fault::new("");
-    let context = context(&fault);
-    let w = Weights::channels(24, 64, 5);
-    let (ty, bytes) = w.transposed();
-    let fixed = |dims: &[u32], scale: f32| {
-        let offset = -32768;
-        TensorType::quantized(
-            DataType::Ufixed16,
-            dims,
-            Quantization::PerTensor { scale, offset },
-        )
-    };
-    let (scale_x, scale_y) = (1.0 / 32000.0, 1.0 / 3000.0);
-    let mut spec = GraphSpec::new("conv", GraphOptions::default());
-    let x = spec.input("x", fixed(&[1, 1, 5, 64], scale_x)).unwrap();
-    let weight = spec.constant("w", ty, &bytes).unwrap();
-    let y = spec.output("y", fixed(&[1, 1, 5, 24], scale_y)).unwrap();
-    spec.conv2d_1x1("conv2d", x, weight, y).unwrap();
-    let mut graph = context.build(&spec).unwrap();
-    let (stored, values) = linear::to_u16(&linear::inputs(5, 64, 9), scale_x, -32768);
-    let mut result = vec![0; 2 * 5 * 24];
-    graph
-        .execute(&[Data::Bytes(&stored)], &mut [DataMut::Bytes(&mut result)])
-        .unwrap();
-    let result: Vec<f32> = result
-        .chunks_exact(2)
-        .map(|b| (f32::from(u16::from_le_bytes([b[0], b[1]])) - 32768.0) * scale_y)
-        .collect();
-    let error = linear::nmse(&result, &linear::reference(&values, &w.values, 64));
-    assert!(error < 1e-6, "NMSE {error:e}");
-}
-
-#[test]
-fn a_gated_unit_in_one_graph() {
-    let fault = Fault::new("");
-    let context = context(&fault);
-    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
-    let (gate_w, up_w) = (Weights::halves(16, 32, 1), Weights::halves(16, 32, 2));
-    let mut spec = GraphSpec::new("ffn", GraphOptions::default());
-    let x = spec.input("x", half(&[4, 32])).unwrap();
-    let y = spec.output("y", half(&[4, 16])).unwrap();
-    let gate_weight = spec.constant("gate.w", gate_w.ty(), &gate_w.bytes).unwrap();
-    let up_weight = spec.constant("up.w", up_w.ty(), &up_w.bytes).unwrap();
-    let [gate, up, silu] =
-        ["gate", "up", "silu"].map(|name| spec.native(name, half(&[4, 16])).unwrap());
-    spec.fully_connected("fc.gate", x, gate_weight, gate)
-        .unwrap();
-    spec.fully_connected("fc.up", x, up_weight, up).unwrap();
-    spec.silu("op.silu", gate, silu).unwrap();
-    spec.node("op.y", "ElementWiseMultiply", &[], &[silu, up], &[y])
-        .unwrap();
-    let mut graph = context.build(&spec).unwrap();
-    let x = linear::inputs(4, 32, 3);
-    let (gate, up) = (
-        linear::reference(&x, &gate_w.values, 32),
-        linear::reference(&x, &up_w.values, 32),
-    );
-    let wanted: Vec<f64> = gate
-        .iter()
-        .zip(&up)
-        .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
-        .collect();
-    assert!(linear::nmse(&linear::run(&mut graph, &x).unwrap(), &wanted) < 1e-6);
-}
-
-#[test]
-fn operations_that_the_library_does_not_know_are_refused() {
-    let fault = Fault::new("");
-    let context = context(&fault);
-    let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
-    let mut spec = GraphSpec::new("g", GraphOptions::default());
-    let x = spec.input("x", half(&[4, 4])).unwrap();
-    let y = spec.output("y", half(&[4, 4])).unwrap();
-    let params = [
-        ("axes", Param::U32s(vec![1], vec![1])),
-        ("epsilon", Param::F32(1e-6)),
-    ];
-    spec.node("n", "Frobnicate", &params, &[x], &[y]).unwrap();
-    let refused = context.device().backend().validate(&spec);
-    assert!(matches!(refused, Err(Error::Node { .. })));
-    let empty = GraphSpec::new("", GraphOptions::default());
-    assert!(matches!(
-        context.build(&empty),
-        Err(Error::Spec(SpecError::Name(_)))
-    ));
-}
-
-#[test]
 fn one_graph_had_twice_runs_once_at_a_time() {
     let fault = Fault::new("");
-    let context = context(&fault);
+    let context = fault.context();
     let w = Weights::halves(16, 64, 1);
     let built = graph(&context, &w).unwrap();
     let x = linear::inputs(3, 64, 1);
@@ -536,7 +370,7 @@ fn one_graph_had_twice_runs_once_at_a_time() {
 #[test]
 fn a_call_that_never_returns_does_not_keep_others_from_ending() {
     let fault = Fault::new("hang contextCreate");
-    let device = device(fault.path()).unwrap();
+    let device = fault.device().unwrap();
     let other_device = Device::new(device.backend(), DeviceOptions::default()).unwrap();
     let lost = device.clone();
     std::thread::spawn(move || Context::new(&lost, ContextOptions::default()).map(drop));
@@ -547,16 +381,13 @@ fn a_call_that_never_returns_does_not_keep_others_from_ending() {
     assert_eq!(fault.calls("deviceFree"), 0, "it gave up");
     assert!(Library::open(fault.path(), Provider::Htp).is_ok());
     let other = Fault::new("");
-    assert!(
-        whole(other.path()).is_ok(),
-        "another library is not concerned"
-    );
+    assert!(whole(&other).is_ok(), "another library is not concerned");
 }
 
 #[test]
 fn graphs_run_and_are_built_on_many_threads() {
     let fault = Fault::new("");
-    let context = context(&fault);
+    let context = fault.context();
     std::thread::scope(|scope| {
         for i in 0..4_u64 {
             let context = context.clone();
