@@ -31,7 +31,10 @@ fn main() -> ExitCode {
     };
     let mut panel = vec![0; layout.panel_size_bytes()];
     gemm.prepare(&layout, &x, 0..layout.n_units(), &mut panel);
-    let tiles = vec![0; layout.n_k_tiles() * gemm.ty().tile_size_bytes()];
+    let Some(strip_size_bytes) = gemm.ty().strip_size_bytes(k) else {
+        return ExitCode::FAILURE;
+    };
+    let tiles = vec![0; strip_size_bytes];
     let mut out = vec![[0.0; TILE]; n_rows];
     for _ in 0..repetitions {
         for group in 0..layout.n_groups() {

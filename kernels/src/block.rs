@@ -31,6 +31,40 @@ pub(crate) fn exact(dot: i32) -> f32 {
     dot as f32
 }
 
+/// How floats become signed bytes `q`, which are at most 127: `x` is nearly `d * q`, and `q` nearly `x * id`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    /// Value of 1.
+    pub(crate) d: f32,
+    /// Its inverse; 0 where all `q` are to be 0, whatever x is.
+    pub(crate) id: f32,
+}
+
+impl Scale {
+    /// Returns the scale of floats that are at most `amax`, NaN above infinity, with `amax / 127` rounded through f16 as
+    /// its `d`: that of ggml's `Q8_0`.
+    pub(crate) fn q8_0(amax: f32, d: f32) -> Self {
+        let id = if amax.is_finite() && d != 0.0 {
+            127.0 / amax
+        } else {
+            0.0
+        };
+        Self { d, id }
+    }
+
+    /// Returns the scale of floats that are at most `amax`, NaN above infinity, in f32: that of ggml's `Q8_K`.
+    pub(crate) fn q8_k(amax: f32) -> Self {
+        let id = 127.0 / amax;
+        if !amax.is_finite() {
+            Self { d: amax, id: 0.0 }
+        } else if id.is_finite() {
+            Self { d: 1.0 / id, id }
+        } else {
+            Self { d: 0.0, id: 0.0 }
+        }
+    }
+}
+
 /// Non-owning view of a `Q8_0` block: f16 `d`, then 32 signed bytes; element `i` is `d * q[i]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0<'a>(pub(crate) &'a [u8; Q8_0::SIZE_BYTES]);

@@ -32,6 +32,22 @@ struct Exact {
     magnitudes: Vec<Vec<f64>>,
 }
 
+/// 256 elements of x as K-quants see them.
+fn quantised_256(x: &[f32]) -> Vec<f64> {
+    let amax = x.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
+    let factor = 127.0 / amax;
+    let unit = if factor.is_finite() {
+        1.0 / factor
+    } else {
+        0.0
+    };
+    let value = |x: &f32| match unit {
+        0.0 => 0.0,
+        _ => f64::from(unit) * f64::from((x * factor).round_ties_even()),
+    };
+    x.iter().map(value).collect()
+}
+
 impl Case {
     fn random(ty: TileType, k: usize, n_weights: usize, n_rows: usize, seed: u64) -> Self {
         let mut rng = Rng(seed);
@@ -48,6 +64,9 @@ impl Case {
             if self.ty == TileType::F16 {
                 return x.iter().map(|x| f16::from_f32(*x).to_f64()).collect();
             }
+            if matches!(self.ty, TileType::Q4K | TileType::Q6K) {
+                return x.chunks(256).flat_map(quantised_256).collect();
+            }
             let mut bytes = vec![0; self.k / 32 * 34];
             quantize_row_q8_0(x, &mut bytes);
             let element = |k| Element::of(TileType::Q8_0, &bytes, k).value();
@@ -56,20 +75,15 @@ impl Case {
         self.x.iter().map(convert).collect()
     }
 
-    /// The definition: scales of K-quants rounded as their tiles have them, then exact products and sums.
+    /// The definition: exact products and sums.
     fn exact(&self) -> Exact {
-        let round = |v: f64| match self.ty {
-            // The product is formed in f32, where it is exact.
-            TileType::Q4K | TileType::Q6K => f16::from_f64(v).to_f64(),
-            _ => v,
-        };
         let weights: Vec<Vec<(f64, f64)>> = self
             .weights
             .iter()
             .map(|row| {
                 let element = |k| {
                     let e = Element::of(self.ty, row, k);
-                    (round(e.d) * f64::from(e.q - e.offset), round(e.m))
+                    (e.d * f64::from(e.q - e.offset), e.m)
                 };
                 (0..self.k).map(element).collect()
             })
@@ -315,6 +329,39 @@ fn every_kernel_quantises_x_as_the_row_conversion_does() {
                     let want: Vec<f32> = want.iter().map(|v| *v as f32).collect();
                     assert_eq!(got, &want, "{name}, row {i} of {n_rows}");
                 }
+            });
+        }
+    }
+}
+
+#[test]
+fn k_quants_have_one_scale_for_256_elements_and_round_halves_to_even() {
+    for ty in [TileType::Q4K, TileType::Q6K] {
+        for n_rows in [1, 2, 9, 40] {
+            let mut case = Case::random(ty, 768, 33, n_rows, 21);
+            for (r, row) in case.x.iter_mut().enumerate() {
+                for (b, block) in row.chunks_mut(256).enumerate() {
+                    match (r + b) % 6 {
+                        // Halves on both sides of zero, and the floats next to them.
+                        0 => {
+                            for (i, x) in block.iter_mut().enumerate() {
+                                let half = (i / 3) as f32 + 0.5;
+                                *x = [half, half.next_down(), -half][i % 3];
+                            }
+                            block[(7 * r + 100 * b) % 256] = -127.0;
+                        }
+                        1 => block.fill(0.0),
+                        // Too small for a factor.
+                        2 => block.fill(1e-40),
+                        3 => block[5] = 1e30,
+                        4 => block.iter_mut().for_each(|x| *x *= 1e-30),
+                        _ => {}
+                    }
+                }
+            }
+            let (exact, tiles) = (case.exact(), case.tiles());
+            each_kernel(ty, |name, kernel| {
+                check(name, kernel, &case, &tiles, &exact);
             });
         }
     }

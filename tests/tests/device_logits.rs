@@ -9,9 +9,8 @@ const WEIGHTS: [(&str, f64); 6] = [
     ("F16", 1e-4),
     ("Q8_0", 1e-4),
     ("Q4_0", 1e-4),
-    // The CPU quantises what these are multiplied with in blocks of 256, our kernels in blocks of 32.
-    ("Q4_K", 2e-3),
-    ("Q6_K", 2e-3),
+    ("Q4_K", 1e-4),
+    ("Q6_K", 1e-4),
 ];
 
 #[test]

@@ -76,6 +76,9 @@ pub(crate) struct BenchArgs {
     /// Threads of both sides [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// Products with these numbers of rows, and no attention
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) rows: Vec<usize>,
     /// Write one JSON object to stdout
     #[arg(long)]
     pub(crate) json: bool,

@@ -24,6 +24,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
     });
     let mut words: Vec<OsString> = vec!["--ggml".into(), args.ggml.clone().into()];
     words.extend(["--threads".into(), threads.unwrap_or(1).to_string().into()]);
+    for rows in &args.rows {
+        words.extend(["--rows".into(), rows.to_string().into()]);
+    }
     words.extend(args.json.then(|| "--json".into()));
     words.extend(args.quick.then(|| "--quick".into()));
     let source = Command::new(&path)

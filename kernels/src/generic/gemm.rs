@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::F32Rows;
 use crate::block::{QK, exact, f16_to_f32, round_to_f16};
 use crate::op::gemm::Implementation;
-use crate::reference::convert::quantize_block_q8_0;
+use crate::reference::convert::quantize_unit;
 use crate::rows::f32s;
 use crate::tile::{TILE, TileType, quant};
 
@@ -35,7 +35,7 @@ impl Generic {
         }
     }
 
-    fn decode(&self, tile: &[u8]) -> Decoded {
+    fn decode(&self, tile: &[u8], bases: &[u8]) -> Decoded {
         let ty = self.0;
         Decoded {
             q: std::array::from_fn(|kk| {
@@ -43,8 +43,9 @@ impl Generic {
                     i8::try_from(quant::q(ty, tile, row, kk)).expect("at most eight bits")
                 })
             }),
-            d: [0, QK / 2].map(|kk| std::array::from_fn(|row| quant::scale(ty, tile, row, kk))),
-            m: std::array::from_fn(|row| quant::min(ty, tile, row)),
+            d: [0, QK / 2]
+                .map(|kk| std::array::from_fn(|row| quant::scale(ty, tile, bases, row, kk))),
+            m: std::array::from_fn(|row| quant::min(ty, tile, bases, row)),
         }
     }
 }
@@ -63,37 +64,35 @@ impl Implementation for Generic {
         for k_tile in k_tiles {
             for (row, block) in (0..x.n_rows()).zip(&mut blocks) {
                 let row = x.row(row);
-                let part = &row[row.len().min(4 * QK * k_tile)..];
-                let mut floats = [0.0; QK];
-                floats
-                    .iter_mut()
-                    .zip(f32s(part))
-                    .for_each(|(to, x)| *to = x);
                 if self.0 == TileType::F16 {
-                    let rounded = floats.map(|x| round_to_f16(x).to_ne_bytes());
-                    block.copy_from_slice(rounded.as_flattened());
+                    block.fill(0);
+                    let part = f32s(&row[row.len().min(4 * QK * k_tile)..]);
+                    for (x, out) in part.zip(block.as_chunks_mut().0) {
+                        *out = round_to_f16(x).to_ne_bytes();
+                    }
                 } else {
-                    let (d, q) = quantize_block_q8_0(&floats);
-                    block[..4].copy_from_slice(&f16_to_f32(d).to_ne_bytes());
+                    let (d, q) = quantize_unit(self.0, row, k_tile);
+                    block[..4].copy_from_slice(&d.to_ne_bytes());
                     block[4..].copy_from_slice(&q.map(i8::cast_unsigned));
                 }
             }
         }
     }
 
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+    fn strip(&self, tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
         out.fill([0.0; TILE]);
         let unit = out.len() * self.block_size_bytes();
         let tiles = tiles.chunks_exact(self.0.tile_size_bytes());
-        for (tile, unit) in tiles.zip(group.chunks_exact(unit)) {
+        for (kt, (tile, unit)) in tiles.zip(group.chunks_exact(unit)).enumerate() {
+            let bases = quant::bases_of(self.0, bases, kt);
             match self.0 {
                 TileType::F16 => multiply_f16(tile, unit, out),
-                TileType::Q6K => multiply::<2, false>(&self.decode(tile), unit, out),
+                TileType::Q6K => multiply::<2, false>(&self.decode(tile, bases), unit, out),
                 TileType::Q4_1 | TileType::Q4K => {
-                    multiply::<1, true>(&self.decode(tile), unit, out);
+                    multiply::<1, true>(&self.decode(tile, bases), unit, out);
                 }
                 TileType::Q4_0 | TileType::Q8_0 => {
-                    multiply::<1, false>(&self.decode(tile), unit, out);
+                    multiply::<1, false>(&self.decode(tile, bases), unit, out);
                 }
             }
         }

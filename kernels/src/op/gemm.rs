@@ -18,12 +18,14 @@
 //! |---|---|---|
 //! | `F16` | rounded to f16, ties to even | f32 |
 //! | `Q4_0`, `Q8_0` | quantised to `Q8_0` ([`crate::op::convert::quantize_row_q8_0`]) | integer dot of 32 elements, times `d_w * d_x`, added in f32 |
-//! | `Q4_1`, `Q4_K` | as above | as above, plus `m_w * (d_x * sum of the integers of x)` |
-//! | `Q6_K` | as above | integer dots of 16 elements, each times its `d_w * d_x` |
+//! | `Q4_1` | as above | as above, plus `m_w * (d_x * sum of the integers of x)` |
+//! | `Q4_K` | quantised as ggml's `Q8_K` | as above |
+//! | `Q6_K` | as `Q4_K` | integer dots of 16 elements, each times its `d_w * d_x` |
 //!
-//! Where ggml quantises x to `Q8_K` for K-quants, with one scale for 256 elements, the scale here is that of 32 of them,
-//! rounded to f16. An element of x is off by at most `amax * (1/254 + 2^-11)`, `amax` being the largest magnitude among
-//! its 32 (ggml: `1/254` of the largest among its 256).
+//! `Q8_K` has one f32 scale for 256 elements: with `id = 127 / amax`, `amax` being the largest magnitude among them,
+//! `d_x = 1 / id` and `q = round(x * id)`, halves to even. Where `id` is not finite everything is 0; where `amax` is not,
+//! `d_x` is `amax` and the integers are 0, so that every product is NaN. An element of x is off by at most `amax / 254`: more
+//! than with `Q8_0`, whose `amax` is the largest among 32; it is what ggml's CPU backend computes.
 //!
 //! The order of additions is not part of the contract. With `S` the sum of the magnitudes of everything that is added up
 //! (`|w * x|` of the values actually multiplied, and `|m_w| * d_x * sum |x|`), results of two implementations differ by at
@@ -137,8 +139,9 @@ pub(crate) trait Implementation: Debug + Send + Sync {
     fn prepare(&self, x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]);
 
     /// Multiplies a strip with a group: `out[row]` are the results of the strip's 32 weight rows, one for each row of the
-    /// group. Old contents of `out` do not matter. There is at least one row, and `tiles` has one tile per unit.
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]);
+    /// group. Old contents of `out` do not matter. There is at least one row, `tiles` has one tile per unit, and `bases`
+    /// those of the strip.
+    fn strip(&self, tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]);
 }
 
 /// Owning: one implementation of products with tiled weights of one type. Holding it proves that this CPU can run it.
@@ -219,12 +222,9 @@ impl Gemm {
     ///
     /// When lengths do not match.
     pub fn strip(&self, layout: &GemmLayout, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
-        let tile_size_bytes = self.ty().tile_size_bytes();
-        assert_eq!(
-            tiles.len(),
-            layout.n_k_tiles() * tile_size_bytes,
-            "bytes of a strip"
-        );
+        let strip_size_bytes = self.ty().strip_size_bytes(layout.k);
+        assert_eq!(Some(tiles.len()), strip_size_bytes, "bytes of a strip");
+        let (tiles, bases) = tiles.split_at(layout.n_k_tiles() * self.ty().tile_size_bytes());
         assert!(
             out.len() == layout.group_rows || out.len() == layout.rows(layout.n_groups() - 1).len(),
             "{} rows are no group",
@@ -240,7 +240,7 @@ impl Gemm {
             out.as_flattened_mut().fill(0.0);
             return;
         }
-        self.0.strip(tiles, group, out);
+        self.0.strip(tiles, bases, group, out);
     }
 
     /// Multiplies a whole matrix with all rows, on this thread.
@@ -314,7 +314,7 @@ mod tests {
             units.fill(u8::try_from(x.n_rows()).expect("few rows"));
         }
 
-        fn strip(&self, _tiles: &[u8], _group: &[u8], _out: &mut [[f32; TILE]]) {}
+        fn strip(&self, _: &[u8], _: &[u8], _: &[u8], _: &mut [[f32; TILE]]) {}
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Row conversions, element by element.
 
 use crate::WeightType;
-use crate::block::{Q4_0, Q8_0, QK, f16_to_f32, f32_to_f16};
+use crate::block::{Q4_0, Q8_0, QK, Scale, f16_to_f32, f32_to_f16};
+use crate::rows::f32s;
+use crate::tile::TileType;
 
 /// See [`crate::op::convert::f32_to_f16_row`].
 pub(crate) fn f32_to_f16_row(x: &[f32], out: &mut [u8]) {
@@ -38,6 +40,30 @@ pub(crate) fn quantize_block_q8_0(x: &[f32; QK]) -> ([u8; 2], [i8; QK]) {
         reason = "|x * id| rounds to at most 127"
     )]
     (d, x.map(|x| (x * id).round() as i8))
+}
+
+/// Returns scale and integers of unit `k_tile` of a row of x that is multiplied with tiles of a quantised type
+/// ([`crate::op::gemm`]).
+pub(crate) fn quantize_unit(ty: TileType, row: &[u8], k_tile: usize) -> (f32, [i8; QK]) {
+    let mut unit = [0.0; QK];
+    let part = f32s(&row[4 * k_tile * QK..]);
+    unit.iter_mut().zip(part).for_each(|(to, x)| *to = x);
+    if !matches!(ty, TileType::Q4K | TileType::Q6K) {
+        let (d, q) = quantize_block_q8_0(&unit);
+        return (f16_to_f32(d), q);
+    }
+    let len = ty.blck_size();
+    let block = f32s(&row[4 * (k_tile * QK / len * len)..]).take(len);
+    let amax = f32::from_bits(block.map(|x| x.abs().to_bits()).max().unwrap_or(0));
+    let Scale { d, id } = Scale::q8_k(amax);
+    if id == 0.0 {
+        return (d, [0; QK]);
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "|x * id| rounds to at most 127"
+    )]
+    (d, unit.map(|x| (x * id).round_ties_even() as i8))
 }
 
 /// See [`crate::op::convert::dequantize_row`].

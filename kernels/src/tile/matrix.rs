@@ -59,6 +59,7 @@ pub struct TileMatrix {
     ty: TileType,
     k: usize,
     n: usize,
+    strip_size_bytes: usize,
 }
 
 impl TileMatrix {
@@ -68,14 +69,18 @@ impl TileMatrix {
     ///
     /// When `k` is not whole blocks or the size overflows.
     pub fn new(ty: TileType, k: usize, n: usize) -> Result<Self, TileError> {
-        let size = ty.row_size(k).and_then(|_| {
-            k.div_ceil(TILE)
-                .checked_mul(ty.tile_size_bytes())?
-                .checked_mul(n.div_ceil(TILE))
+        let strip_size_bytes = ty.row_size(k).and_then(|_| {
+            let size = ty.strip_size_bytes(k)?;
+            size.checked_mul(n.div_ceil(TILE)).map(|_| size)
         });
-        match size {
+        match strip_size_bytes {
             // INVARIANT: both parts just checked.
-            Some(_) => Ok(Self { ty, k, n }),
+            Some(strip_size_bytes) => Ok(Self {
+                ty,
+                k,
+                n,
+                strip_size_bytes,
+            }),
             None => Err(TileError::Shape { ty, k, n }),
         }
     }
@@ -119,8 +124,14 @@ impl TileMatrix {
         TILE.min(self.n - strip * TILE)
     }
 
-    /// Returns the bytes of a strip: the tiles of 32 rows, one after another along k.
+    /// Returns the bytes of a strip: the tiles of 32 rows, one after another along k, then their
+    /// [bases](TileType::bases_size_bytes).
     pub fn strip_size_bytes(&self) -> usize {
+        self.strip_size_bytes
+    }
+
+    /// Returns the bytes of the tiles of a strip.
+    fn tiles_size_bytes(&self) -> usize {
         self.n_k_tiles() * self.ty.tile_size_bytes()
     }
 
@@ -173,6 +184,11 @@ impl TileMatrix {
         tiles: &mut [u8],
     ) -> Result<(), TileError> {
         let (n_rows, row_size) = self.check_strip(strip, nb1, rows.len(), tiles.len())?;
+        let (tiles, bases) = tiles.split_at_mut(self.tiles_size_bytes());
+        bases.fill(0);
+        for row in 0..n_rows {
+            quant::pack_bases(self.ty, &rows[row * nb1..][..row_size], row, bases);
+        }
         for (kt, tile) in tiles
             .chunks_exact_mut(self.ty.tile_size_bytes())
             .enumerate()
@@ -223,10 +239,12 @@ impl TileMatrix {
         assert!(row < TILE, "row {row} of a strip");
         assert_eq!(tiles.len(), self.strip_size_bytes(), "bytes of a strip");
         assert_eq!(out.len(), self.k, "elements of a row");
+        let (tiles, bases) = tiles.split_at(self.tiles_size_bytes());
         let tiles = tiles.chunks_exact(self.ty.tile_size_bytes());
-        for (tile, out) in tiles.zip(out.chunks_mut(TILE)) {
+        for (kt, (tile, out)) in tiles.zip(out.chunks_mut(TILE)).enumerate() {
+            let bases = quant::bases_of(self.ty, bases, kt);
             for (kk, out) in out.iter_mut().enumerate() {
-                *out = quant::value(self.ty, tile, row, kk);
+                *out = quant::value(self.ty, tile, bases, row, kk);
             }
         }
     }

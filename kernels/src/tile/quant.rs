@@ -35,33 +35,54 @@ pub(crate) fn q(ty: TileType, tile: &[u8], row: usize, kk: usize) -> i32 {
     }
 }
 
+/// Returns the bases of tile `kt` among those of a strip.
+pub(crate) fn bases_of(ty: TileType, bases: &[u8], kt: usize) -> &[u8] {
+    let size = ty.bases_size_bytes();
+    &bases[kt * QK / QK_K * size..][..size]
+}
+
+/// Returns the multiple of a base that was rounded to a half float.
+pub(crate) fn multiple(rounded: f32, base: f32) -> f32 {
+    if base == 0.0 {
+        return 0.0;
+    }
+    // The integer is at most 128, and the half float off by at most 2^-11 of it.
+    (rounded / base).round_ties_even() * base
+}
+
 /// Returns the factor of an element's integer; 1 for `F16`.
-pub(crate) fn scale(ty: TileType, tile: &[u8], row: usize, kk: usize) -> f32 {
+pub(crate) fn scale(ty: TileType, tile: &[u8], bases: &[u8], row: usize, kk: usize) -> f32 {
     let index = match ty {
         TileType::F16 => return 1.0,
         TileType::Q4_0 | TileType::Q8_0 => row,
         TileType::Q4_1 | TileType::Q4K => 2 * row,
         TileType::Q6K => 32 * (kk / 16) + row,
     };
-    f16_at(tile, scales_offset(ty) + 2 * index)
+    let scale = f16_at(tile, scales_offset(ty) + 2 * index);
+    match ty {
+        TileType::Q4K | TileType::Q6K => multiple(scale, f16_at(bases, 2 * row)),
+        _ => scale,
+    }
 }
 
 /// Returns what is added to every element of a row; 0 for types without.
-pub(crate) fn min(ty: TileType, tile: &[u8], row: usize) -> f32 {
+pub(crate) fn min(ty: TileType, tile: &[u8], bases: &[u8], row: usize) -> f32 {
+    let min = || f16_at(tile, scales_offset(ty) + 4 * row + 2);
     match ty {
-        TileType::Q4_1 | TileType::Q4K => f16_at(tile, scales_offset(ty) + 4 * row + 2),
+        TileType::Q4_1 => min(),
+        TileType::Q4K => multiple(min(), f16_at(bases, 2 * (QK + row))),
         _ => 0.0,
     }
 }
 
 /// Returns the value of an element, in f32.
-pub(crate) fn value(ty: TileType, tile: &[u8], row: usize, kk: usize) -> f32 {
+pub(crate) fn value(ty: TileType, tile: &[u8], bases: &[u8], row: usize, kk: usize) -> f32 {
     if ty == TileType::F16 {
         return f16_at(tile, 2 * half_index(kk, row));
     }
     #[expect(clippy::cast_precision_loss, reason = "at most eight bits")]
     let q = q(ty, tile, row, kk) as f32;
-    q * scale(ty, tile, row, kk) + min(ty, tile, row)
+    q * scale(ty, tile, bases, row, kk) + min(ty, tile, bases, row)
 }
 
 fn f16_at(tile: &[u8], at: usize) -> f32 {
@@ -84,6 +105,25 @@ pub(crate) fn clear(ty: TileType, tile: &mut [u8]) {
     tile.fill(0);
     if ty == TileType::Q4_0 {
         tile[..scales_offset(ty)].fill(0x88);
+    }
+}
+
+/// Puts the bases of a row of ggml's blocks into those of a strip.
+pub(crate) fn pack_bases(ty: TileType, blocks: &[u8], row: usize, bases: &mut [u8]) {
+    let size = ty.bases_size_bytes();
+    if size == 0 {
+        return;
+    }
+    let blocks = blocks.chunks_exact(ty.type_size());
+    for (block, bases) in blocks.zip(bases.chunks_exact_mut(size)) {
+        // Half floats at the start of a `Q4_K` block, and at the end of one of `Q6_K`.
+        let halves = match ty {
+            TileType::Q4K => &block[..4],
+            _ => &block[block.len() - 2..],
+        };
+        for (i, half) in halves.chunks_exact(2).enumerate() {
+            bases[2 * (QK * i + row)..][..2].copy_from_slice(half);
+        }
     }
 }
 

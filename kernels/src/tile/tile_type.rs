@@ -1,5 +1,6 @@
 //! The weight types that have a tile form.
 
+use super::TILE;
 use super::block::{Q4_1_SIZE_BYTES, Q4K, Q6K, QK_K};
 use crate::block::{Q4_0, Q8_0, QK};
 
@@ -95,6 +96,27 @@ impl TileType {
             Self::Q8_0 => 1088,
             Self::Q6K => 896,
         }
+    }
+
+    /// Returns the bytes that follow the tiles of a strip for each 256 elements along k: the bases.
+    ///
+    /// Scales and minima of K-quants are whole multiples of a half float per row and 256 elements, which tiles hold rounded
+    /// to half floats. Their bases make them exact again: those of the scales of 32 rows, then, in `Q4_K`, those of the
+    /// minima.
+    pub const fn bases_size_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 0,
+            Self::Q4K => 4 * TILE,
+            Self::Q6K => 2 * TILE,
+        }
+    }
+
+    /// Returns the bytes of a strip of 32 rows of `k` elements, the last tile filled up; `None` where that overflows.
+    pub const fn strip_size_bytes(self, k: usize) -> Option<usize> {
+        let Some(tiles) = k.div_ceil(TILE).checked_mul(self.tile_size_bytes()) else {
+            return None;
+        };
+        tiles.checked_add(k / QK_K * self.bases_size_bytes())
     }
 
     /// Returns whether tiles hold the exact bits of ggml's blocks, so that [`super::TileMatrix::unpack_strip`] restores

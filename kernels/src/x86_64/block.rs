@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::F32Rows;
-use crate::block::{QK, exact};
+use crate::block::{QK, Scale, exact};
 
 /// Units packed at a time for one row of x, so that a row is read in pieces worth fetching.
 const UNITS: usize = 8;
@@ -24,21 +24,30 @@ pub(super) fn shuffle(order: [u8; 8]) -> [u8; 32] {
     std::array::from_fn(|i| order[i % 8] + if i % 16 < 8 { 0 } else { 8 })
 }
 
-/// Calls `pack` with each 32 elements of `k_tiles` of each row and their place in the units.
+/// Calls `pack` with each 32 elements of `k_tiles` of each row, their scale, and their place in the units. `SHARED` blocks
+/// have one scale.
 #[inline(always)]
-pub(super) fn each_block<const BLOCK: usize>(
+pub(super) fn each_block<const BLOCK: usize, const SHARED: usize>(
     x: &F32Rows<'_>,
     k_tiles: Range<usize>,
     units: &mut [u8],
-    mut pack: impl FnMut(&[u8; 4 * QK], &mut [u8; BLOCK]),
+    scale: impl Fn(&[[u8; 4 * QK]; SHARED]) -> Scale,
+    mut pack: impl FnMut(&[u8; 4 * QK], Scale, &mut [u8; BLOCK]),
 ) {
     let unit = x.n_rows() * BLOCK;
     for (c, units) in units.chunks_mut(UNITS * unit).enumerate() {
         let first = k_tiles.start + c * UNITS;
         for row in 0..x.n_rows() {
-            let blocks = &x.row(row).as_chunks().0[first..];
-            for (x, unit) in blocks.iter().zip(units.chunks_exact_mut(unit)) {
-                pack(x, &mut unit.as_chunks_mut().0[row]);
+            let shared = x.row(row).as_chunks().0.as_chunks().0;
+            let mut at = first;
+            let mut units = units.chunks_exact_mut(unit);
+            while units.len() > 0 {
+                let blocks = &shared[at / SHARED];
+                let scale = scale(blocks);
+                for (x, unit) in blocks[at % SHARED..].iter().zip(&mut units) {
+                    pack(x, scale, &mut unit.as_chunks_mut().0[row]);
+                    at += 1;
+                }
             }
         }
     }
@@ -96,16 +105,17 @@ macro_rules! implementation {
                 unsafe { ($prepare)(x, k_tiles, units) }
             }
 
-            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+            fn strip(&self, tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                 // SAFETY: `self` holds a `Cpu`, made only where the features of the callee were detected.
-                unsafe { ($strip)(tiles, group, out) }
+                unsafe { ($strip)(tiles, bases, group, out) }
             }
         }
     };
 }
 pub(super) use implementation;
 
-/// Defines `prepare`, which packs units of x quantised by the module's `quantize_block`.
+/// Defines `prepare`, which packs units of x quantised by the module's functions, and `prepare_k`, which does so with the
+/// scales of K-quants.
 macro_rules! prepare {
     ($features:literal, $offset:ty) => {
         #[target_feature(enable = $features)]
@@ -121,18 +131,51 @@ macro_rules! prepare {
             order: [u8; 8],
         ) {
             let order = load_256(&shuffle(order));
-            each_block::<BLOCK>(x, k_tiles, units, |x, block| {
-                let (d, starts, q) = quantize_block::<OFFSET>(x);
-                let bytes = block
-                    .first_chunk_mut()
-                    .expect("a block starts with 32 bytes");
-                store_256(bytes, _mm256_shuffle_epi8(q, order));
-                let halves = [
-                    sum(_mm256_castsi256_si128(starts)),
-                    sum(_mm256_extracti128_si256::<1>(starts)),
-                ];
-                finish::<BLOCK, PARTS, MIN>(block, d, halves);
+            let scale = |[x]: &[[u8; 4 * QK]; 1]| scale_q8_0(x);
+            each_block(x, k_tiles, units, scale, |x, scale, block| {
+                let q = quantize::<OFFSET, false>(x, scale);
+                pack::<BLOCK, PARTS, MIN>(block, scale.d, q, order);
             });
+        }
+
+        #[target_feature(enable = $features)]
+        fn prepare_k<
+            const BLOCK: usize,
+            const PARTS: usize,
+            const MIN: bool,
+            const OFFSET: $offset,
+        >(
+            x: &F32Rows<'_>,
+            k_tiles: Range<usize>,
+            units: &mut [u8],
+            order: [u8; 8],
+        ) {
+            let order = load_256(&shuffle(order));
+            let scale = |x: &[[u8; 4 * QK]; QK_K / QK]| scale_q8_k(x);
+            each_block(x, k_tiles, units, scale, |x, scale, block| {
+                let q = quantize::<OFFSET, true>(x, scale);
+                pack::<BLOCK, PARTS, MIN>(block, scale.d, q, order);
+            });
+        }
+
+        /// Writes a block of x with its start values and bytes.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn pack<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
+            block: &mut [u8; BLOCK],
+            d: f32,
+            (starts, q): (__m256i, __m256i),
+            order: __m256i,
+        ) {
+            let bytes = block
+                .first_chunk_mut()
+                .expect("a block starts with 32 bytes");
+            store_256(bytes, _mm256_shuffle_epi8(q, order));
+            let halves = [
+                sum(_mm256_castsi256_si128(starts)),
+                sum(_mm256_extracti128_si256::<1>(starts)),
+            ];
+            finish::<BLOCK, PARTS, MIN>(block, d, halves);
         }
 
         /// Returns the sum of four lanes.

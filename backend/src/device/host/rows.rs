@@ -67,8 +67,10 @@ impl<'a> Rows<'a> {
     /// Returns the bytes of a row; indices beyond a dimension start over.
     pub(super) fn bytes(&self, index: Index) -> &'a [u8] {
         let Layout { ne, nb, .. } = self.layout;
+        // A division takes longer than a short row.
+        let wrapped = |i: usize, ne: usize| if i < ne { i } else { i % ne };
         let start: usize = (0..3)
-            .map(|dim| index[dim] % ne[dim + 1] * nb[dim + 1])
+            .map(|dim| wrapped(index[dim], ne[dim + 1]) * nb[dim + 1])
             .sum();
         &self.data[start..][..self.row_size]
     }
@@ -158,12 +160,20 @@ pub(super) fn for_each_row<T: Pod + Send>(
     let nb = layout.nb.map(|nb| nb / size_of::<T>());
     let dst = Disjoint::new(dst);
     pool.for_each(n_rows.div_ceil(per_item), |item| {
-        for row in item * per_item..n_rows.min((item + 1) * per_item) {
-            let index = [row % n1, row / n1 % n2, row / n1 / n2];
+        let first = item * per_item;
+        let mut index = [first % n1, first / n1 % n2, first / n1 / n2];
+        for _ in first..n_rows.min(first + per_item) {
             let start = index[0] * nb[1] + index[1] * nb[2] + index[2] * nb[3];
             // SAFETY: rows do not overlap (`has_disjoint_rows`), and the pool runs every item, and with it every row, once.
             let out = unsafe { dst.part(start, n0) };
             body(index, out);
+            index[0] += 1;
+            for dim in 0..2 {
+                if index[dim] == layout.ne[dim + 1] {
+                    index[dim] = 0;
+                    index[dim + 1] += 1;
+                }
+            }
         }
     })?;
     Ok(())

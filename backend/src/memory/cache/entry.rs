@@ -21,7 +21,7 @@ use crate::memory::key::Key;
 use crate::memory::shape::TileShape;
 
 /// Changes whenever the bytes of tiles, or the way their keys are made, do.
-pub(in crate::memory) const FORMAT: u32 = 1;
+pub(in crate::memory) const FORMAT: u32 = 2;
 
 /// Where tiles start in a file.
 pub(super) const HEADER_BYTES: usize = 4096;

@@ -50,10 +50,10 @@ pub(super) trait Quant {
 
 /// Decodes integers, four elements of four rows to a vector: `q[g * 8 + v]` has elements from `4g` on of rows from `4v` on.
 #[target_feature(enable = "neon")]
-pub(super) fn quads<T: Quant>(tile: &[u8], out: &mut Tile) {
+pub(super) fn quads<T: Quant>(tile: &[u8], bases: &[u8], out: &mut Tile) {
     // Said once, so that no load below needs a check.
     assert_eq!(tile.len(), T::TYPE.tile_size_bytes(), "bytes of a tile");
-    scales::<T>(tile, out);
+    scales::<T>(tile, bases, out);
     for (g, out) in out.q.as_chunks_mut::<QUAD>().0.iter_mut().enumerate() {
         // SAFETY: this function is called where the CPU has `neon`, as its attribute says.
         let quad = unsafe { T::quad(tile, g) };
@@ -65,10 +65,10 @@ pub(super) fn quads<T: Quant>(tile: &[u8], out: &mut Tile) {
 
 /// Decodes integers, eight elements of two rows to a vector: `q[o * 16 + v]` has elements from `8o` on of rows from `2v` on.
 #[target_feature(enable = "neon")]
-pub(super) fn octets<T: Quant>(tile: &[u8], out: &mut Tile) {
+pub(super) fn octets<T: Quant>(tile: &[u8], bases: &[u8], out: &mut Tile) {
     // Said once, so that no load below needs a check.
     assert_eq!(tile.len(), T::TYPE.tile_size_bytes(), "bytes of a tile");
-    scales::<T>(tile, out);
+    scales::<T>(tile, bases, out);
     let lines = out.q.as_chunks_mut::<{ 2 * QUAD }>().0;
     for (o, out) in lines.iter_mut().enumerate() {
         // SAFETY: this function is called where the CPU has `neon`, as its attribute says.
@@ -93,10 +93,47 @@ fn line(tile: &[u8], at: usize) -> uint8x16_t {
     load_u8(tile[at..at + LINE].as_array().expect("16 bytes"))
 }
 
+/// Returns the multiple of bases that were rounded to half floats: integers of at most 128, 2^-11 of them off.
+#[inline]
+#[target_feature(enable = "neon")]
+fn multiples(rounded: float32x4_t, bases: float32x4_t) -> float32x4_t {
+    let inverse = vrecpeq_f32(bases);
+    let inverse = vmulq_f32(inverse, vrecpsq_f32(bases, inverse));
+    let inverse = vbicq_u32(vreinterpretq_u32_f32(inverse), vceqzq_f32(bases));
+    let n = vrndnq_f32(vmulq_f32(rounded, vreinterpretq_f32_u32(inverse)));
+    vmulq_f32(n, bases)
+}
+
+/// Makes scales or minima the multiples of their bases that they are.
+#[target_feature(enable = "neon")]
+fn make_exact(rounded: &mut [f32; TILE], bases: &[u8]) {
+    for (i, eight) in rounded.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let bases = widen_f16(vreinterpretq_u16_u8(line(bases, LINE * i)));
+        for (four, bases) in eight.as_chunks_mut().0.iter_mut().zip(bases) {
+            store_f32(four, multiples(load_f32(four), bases));
+        }
+    }
+}
+
 /// Decodes the half floats behind the integers.
 #[inline]
 #[target_feature(enable = "neon")]
-fn scales<T: Quant>(tile: &[u8], out: &mut Tile) {
+fn scales<T: Quant>(tile: &[u8], bases: &[u8], out: &mut Tile) {
+    rounded_scales::<T>(tile, out);
+    if T::TYPE.bases_size_bytes() == 0 {
+        return;
+    }
+    for d in out.d.iter_mut().take(T::PARTS) {
+        make_exact(d, bases);
+    }
+    if T::MIN {
+        make_exact(&mut out.m, &bases[2 * TILE..]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn rounded_scales<T: Quant>(tile: &[u8], out: &mut Tile) {
     let at = T::TYPE.tile_size_bytes() - 2 * TILE * T::PARTS * if T::MIN { 2 } else { 1 };
     let store = |out: &mut [f32; TILE], i: usize, halves: uint16x8_t| {
         let out = &mut out.as_chunks_mut().0[2 * i..];

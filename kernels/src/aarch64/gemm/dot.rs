@@ -8,6 +8,7 @@ use crate::aarch64::Dotprod;
 use crate::aarch64::mem::*;
 use crate::aarch64::products::dot_lane;
 use crate::block::QK;
+use crate::tile::quant::bases_of;
 use crate::tile::{TILE, TileType};
 
 /// Rows of x at a time: lanes of a vector.
@@ -22,13 +23,14 @@ family!(
 );
 
 #[target_feature(enable = "neon,dotprod")]
-fn strip<T: Quant>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+fn strip<T: Quant>(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     out.fill([0.0; TILE]);
     let n_rows = out.len();
     let mut decoded = Tile::new();
     let units = group.chunks_exact(unit::size_bytes(n_rows, ROWS));
-    for (tile, unit) in tiles.chunks_exact(T::TYPE.tile_size_bytes()).zip(units) {
-        decode::quads::<T>(tile, &mut decoded);
+    let tiles = tiles.chunks_exact(T::TYPE.tile_size_bytes());
+    for (kt, (tile, unit)) in tiles.zip(units).enumerate() {
+        decode::quads::<T>(tile, bases_of(T::TYPE, bases, kt), &mut decoded);
         for (rows, piece) in unit::pieces(unit, n_rows, ROWS, ROWS) {
             let out = &mut out[rows];
             match out.len() {

@@ -51,7 +51,7 @@ impl Implementation for F16 {
         unsafe { prepare(x, k_tiles, units) }
     }
 
-    fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+    fn strip(&self, tiles: &[u8], _bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
         // SAFETY: `self` holds a `Neon`, made only where the features of the callee were detected.
         unsafe { strip(tiles, group, out) }
     }

@@ -9,6 +9,7 @@ use super::unit::{self, Piece};
 use crate::aarch64::Neon;
 use crate::aarch64::mem::*;
 use crate::block::QK;
+use crate::tile::quant::bases_of;
 use crate::tile::{TILE, TileType};
 
 /// Vectors of weight rows at a time.
@@ -20,13 +21,14 @@ family!(
 );
 
 #[target_feature(enable = "neon")]
-fn strip<T: Quant>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+fn strip<T: Quant>(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     out.fill([0.0; TILE]);
     let n_rows = out.len();
     let mut decoded = Tile::new();
     let units = group.chunks_exact(unit::size_bytes(n_rows, 1));
-    for (tile, unit) in tiles.chunks_exact(T::TYPE.tile_size_bytes()).zip(units) {
-        decode::quads::<T>(tile, &mut decoded);
+    let tiles = tiles.chunks_exact(T::TYPE.tile_size_bytes());
+    for (kt, (tile, unit)) in tiles.zip(units).enumerate() {
+        decode::quads::<T>(tile, bases_of(T::TYPE, bases, kt), &mut decoded);
         for (row, piece) in unit::pieces(unit, n_rows, 1, 1) {
             multiply::<T>(&decoded, piece, &mut out[row.start]);
         }

@@ -48,11 +48,15 @@ macro_rules! family {
                 k_tiles: std::ops::Range<usize>,
                 units: &mut [u8],
             ) {
+                let prepare = match self.ty {
+                    TileType::Q4K | TileType::Q6K => unit::prepare::<$run, true>,
+                    _ => unit::prepare::<$run, false>,
+                };
                 // SAFETY: `self` holds the proof that the features of the callee were detected.
-                unsafe { unit::prepare::<$run>(x, k_tiles, $rows, $granule, units) }
+                unsafe { prepare(x, k_tiles, $rows, $granule, units) }
             }
 
-            fn strip(&self, tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+            fn strip(&self, tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                 let strip = match self.ty {
                     TileType::Q4_0 => strip::<decode::Q4_0>,
                     TileType::Q4_1 => strip::<decode::Q4_1>,
@@ -62,7 +66,7 @@ macro_rules! family {
                     TileType::F16 => unreachable!("refused when the kernel was made"),
                 };
                 // SAFETY: `self` holds the proof that the features of the callee were detected.
-                unsafe { strip(tiles, group, out) }
+                unsafe { strip(tiles, bases, group, out) }
             }
         }
     };

@@ -6,8 +6,10 @@
 use std::ops::Range;
 
 use crate::F32Rows;
-use crate::aarch64::quantize::{block_bytes, quantize_block};
-use crate::block::QK;
+use crate::aarch64::quantize::{block_bytes, quantize, scale_q8_0, scale_q8_k};
+use crate::block::{QK, Scale};
+use crate::op::gemm::GROUP_ROWS;
+use crate::tile::block::QK_K;
 
 /// Bytes per row.
 const ROW: usize = QK + 4 + 4;
@@ -53,8 +55,9 @@ pub(super) fn pieces(
 }
 
 /// Packs units `k_tiles` of rows, `n` to a piece; `RUN` elements of one row follow each other, then comes the next row.
+/// Scales are those of `Q8_0` or, if `K`, of `Q8_K`.
 #[target_feature(enable = "neon")]
-pub(super) fn prepare<const RUN: usize>(
+pub(super) fn prepare<const RUN: usize, const K: bool>(
     x: &F32Rows<'_>,
     k_tiles: Range<usize>,
     n: usize,
@@ -62,7 +65,15 @@ pub(super) fn prepare<const RUN: usize>(
     units: &mut [u8],
 ) {
     let unit_size_bytes = size_bytes(x.n_rows(), granule);
+    let first = k_tiles.start;
+    let mut scales = [Scale::q8_k(0.0); GROUP_ROWS];
     for (k_tile, unit) in k_tiles.zip(units.chunks_exact_mut(unit_size_bytes)) {
+        if K && (k_tile == first || (k_tile * QK).is_multiple_of(QK_K)) {
+            let start = 4 * (k_tile * QK / QK_K * QK_K);
+            for (row, scale) in (0..x.n_rows()).zip(&mut scales) {
+                *scale = scale_q8_k(&x.row(row)[start..start + 4 * QK_K]);
+            }
+        }
         for (i, piece) in unit.chunks_mut(n * ROW).enumerate() {
             let rows = i * n..x.n_rows().min((i + 1) * n);
             let n = rows.len().next_multiple_of(granule);
@@ -72,7 +83,12 @@ pub(super) fn prepare<const RUN: usize>(
             let (q, rest) = piece.split_at_mut(n * QK);
             let (d, s) = rest.split_at_mut(4 * n);
             for (lane, row) in rows.enumerate() {
-                let block = quantize_block(&block_bytes(x.row(row), k_tile * QK));
+                let block = block_bytes(x.row(row), k_tile * QK);
+                let block = if K {
+                    quantize::<true>(&block, scales[row])
+                } else {
+                    quantize::<false>(&block, scale_q8_0(&block))
+                };
                 let runs = q.as_chunks_mut::<RUN>().0;
                 for (i, run) in block.q.as_chunks::<RUN>().0.iter().enumerate() {
                     runs[i * n + lane] = *run;

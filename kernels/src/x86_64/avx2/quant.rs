@@ -13,7 +13,7 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, LINE, reduce_add, store_transposed};
-use crate::block::{self, QK};
+use crate::block::{self, QK, Scale};
 use crate::panel::{DOT_ROWS, Micro};
 use crate::x86_64::mem::*;
 use crate::{F32Rows, WeightType};
@@ -255,30 +255,67 @@ fn row_block(block: &[u8; ROW_BLOCK]) -> (f32, __m256i, __m256i) {
     )
 }
 
-/// Returns scale, start values per four bytes, and bytes of 32 floats quantised as the contract says.
+/// Returns the greatest magnitude in blocks, NaN above infinity.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantize_block<const OFFSET: i16>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
-    let parts = x.as_chunks::<LINE>().0;
-    let mut v = [_mm256_setzero_ps(); 4];
-    // Magnitudes compare as integers do, with NaN above infinity.
+fn greatest(blocks: &[[u8; 4 * QK]]) -> f32 {
+    // Magnitudes compare as integers do.
     let mut max = _mm256_setzero_si256();
-    for i in 0..4 {
-        let bits = load_256(&parts[i]);
-        v[i] = _mm256_castsi256_ps(bits);
-        max = _mm256_max_epi32(max, _mm256_and_si256(bits, _mm256_set1_epi32(i32::MAX)));
+    for bits in blocks.as_flattened().as_chunks::<LINE>().0 {
+        let magnitudes = _mm256_and_si256(load_256(bits), _mm256_set1_epi32(i32::MAX));
+        max = _mm256_max_epi32(max, magnitudes);
     }
-    let amax = f32::from_bits(words(max).into_iter().max().unwrap_or(0).cast_unsigned());
+    f32::from_bits(words(max).into_iter().max().unwrap_or(0).cast_unsigned())
+}
+
+/// Returns the `Q8_0` scale of a block.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn scale_q8_0(x: &[u8; 4 * QK]) -> Scale {
+    let amax = greatest(std::array::from_ref(x));
     let d = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(
         _mm_set_ss(amax / 127.0),
     )));
-    if !amax.is_finite() || d == 0.0 {
-        return (d, _mm256_setzero_si256(), _mm256_setzero_si256());
+    Scale::q8_0(amax, d)
+}
+
+/// Returns the `Q8_K` scale that blocks share.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn scale_q8_k(blocks: &[[u8; 4 * QK]]) -> Scale {
+    Scale::q8_k(greatest(blocks))
+}
+
+/// Returns `Q8_0` scale, start values per four bytes, and bytes of 32 floats.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize_block<const OFFSET: i16>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
+    let scale = scale_q8_0(x);
+    let (start, q) = quantize::<OFFSET, false>(x, scale);
+    (scale.d, start, q)
+}
+
+/// Returns start values per four bytes, and bytes of 32 floats with a scale. Halves go to even numbers or, as in `Q8_0`,
+/// away from zero.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quantize<const OFFSET: i16, const EVEN: bool>(
+    x: &[u8; 4 * QK],
+    scale: Scale,
+) -> (__m256i, __m256i) {
+    if scale.id == 0.0 {
+        return (_mm256_setzero_si256(), _mm256_setzero_si256());
     }
-    let id = _mm256_set1_ps(127.0 / amax);
+    let id = _mm256_set1_ps(scale.id);
+    let parts = x.as_chunks::<LINE>().0;
     let mut r = [_mm256_setzero_si256(); 4];
     for i in 0..4 {
-        r[i] = round(_mm256_mul_ps(v[i], id));
+        let x = _mm256_mul_ps(_mm256_castsi256_ps(load_256(&parts[i])), id);
+        r[i] = if EVEN {
+            _mm256_cvtps_epi32(x)
+        } else {
+            round(x)
+        };
     }
     // Packing works inside 128-bit parts and leaves the words of four bytes in the order 0 2 4 6 1 3 5 7.
     let packed = _mm256_packs_epi16(
@@ -287,7 +324,7 @@ pub(super) fn quantize_block<const OFFSET: i16>(x: &[u8; 4 * QK]) -> (f32, __m25
     );
     let q = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    (d, _mm256_madd_epi16(pairs, _mm256_set1_epi16(-OFFSET)), q)
+    (_mm256_madd_epi16(pairs, _mm256_set1_epi16(-OFFSET)), q)
 }
 
 /// Rounds to integers, halves away from zero: the largest float below one half, added with the sign, truncated.

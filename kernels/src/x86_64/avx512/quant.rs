@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, LINE, store_transposed};
-use crate::block::{self, QK};
+use crate::block::{self, QK, Scale};
 use crate::panel::{DOT_ROWS, Micro};
 use crate::x86_64::mem::*;
 use crate::{F32Rows, WeightType};
@@ -212,38 +212,85 @@ fn row_block(block: &[u8; ROW_BLOCK]) -> (f32, __m256i, __m256i) {
     )
 }
 
-/// Returns scale, start values per four bytes, and bytes of 32 floats quantised as the contract says.
+/// Returns the floats of a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-pub(super) fn quantize_block<const OFFSET: u8>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
+fn load_block(x: &[u8; 4 * QK]) -> [__m512; 2] {
     let (x0, x1) = x
         .split_first_chunk::<LINE>()
         .expect("a block is longer than half");
-    let x0 = _mm512_castsi512_ps(load_512(x0));
-    let x1 = _mm512_castsi512_ps(load_512(x1.as_array().expect("the other half")));
-    // Magnitudes compare as integers do, with NaN above infinity.
-    let (a0, a1) = (_mm512_abs_ps(x0), _mm512_abs_ps(x1));
-    let amax = _mm512_reduce_max_epi32(_mm512_max_epi32(
-        _mm512_castps_si512(a0),
-        _mm512_castps_si512(a1),
-    ));
-    let amax = f32::from_bits(amax.cast_unsigned());
+    let x1 = x1.as_array().expect("the other half");
+    [x0, x1].map(|x| _mm512_castsi512_ps(load_512(x)))
+}
+
+/// Returns the greatest magnitude in blocks, NaN above infinity.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn greatest(blocks: &[[u8; 4 * QK]]) -> f32 {
+    // Magnitudes compare as integers do.
+    let mut max = _mm512_setzero_si512();
+    for x in blocks {
+        for x in load_block(x) {
+            max = _mm512_max_epi32(max, _mm512_castps_si512(_mm512_abs_ps(x)));
+        }
+    }
+    f32::from_bits(_mm512_reduce_max_epi32(max).cast_unsigned())
+}
+
+/// Returns the `Q8_0` scale of a block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+pub(super) fn scale_q8_0(x: &[u8; 4 * QK]) -> Scale {
+    let amax = greatest(std::array::from_ref(x));
     let d = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(
         _mm_set_ss(amax / 127.0),
     )));
-    if !amax.is_finite() || d == 0.0 {
-        return (d, _mm256_setzero_si256(), _mm256_setzero_si256());
+    Scale::q8_0(amax, d)
+}
+
+/// Returns the `Q8_K` scale that blocks share.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+pub(super) fn scale_q8_k(blocks: &[[u8; 4 * QK]]) -> Scale {
+    Scale::q8_k(greatest(blocks))
+}
+
+/// Returns `Q8_0` scale, start values per four bytes, and bytes of 32 floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn quantize_block<const OFFSET: u8>(x: &[u8; 4 * QK]) -> (f32, __m256i, __m256i) {
+    let scale = scale_q8_0(x);
+    let (start, q) = quantize::<OFFSET, false>(x, scale);
+    (scale.d, start, q)
+}
+
+/// Returns start values per four bytes, and bytes of 32 floats with a scale. Halves go to even numbers or, as in `Q8_0`,
+/// away from zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+pub(super) fn quantize<const OFFSET: u8, const EVEN: bool>(
+    x: &[u8; 4 * QK],
+    scale: Scale,
+) -> (__m256i, __m256i) {
+    if scale.id == 0.0 {
+        return (_mm256_setzero_si256(), _mm256_setzero_si256());
     }
-    let id = _mm512_set1_ps(127.0 / amax);
-    let q0 = _mm512_cvtepi32_epi8(round(_mm512_mul_ps(x0, id)));
-    let q1 = _mm512_cvtepi32_epi8(round(_mm512_mul_ps(x1, id)));
+    let id = _mm512_set1_ps(scale.id);
+    let [q0, q1] = load_block(x).map(|x| {
+        let x = _mm512_mul_ps(x, id);
+        _mm512_cvtepi32_epi8(if EVEN {
+            _mm512_cvtps_epi32(x)
+        } else {
+            round(x)
+        })
+    });
     let q = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(q0), q1);
     let sums = _mm256_dpbusd_epi32(
         _mm256_setzero_si256(),
         _mm256_set1_epi8(OFFSET.cast_signed()),
         q,
     );
-    (d, _mm256_sub_epi32(_mm256_setzero_si256(), sums), q)
+    (_mm256_sub_epi32(_mm256_setzero_si256(), sums), q)
 }
 
 /// Rounds to integers, halves away from zero: the largest float below one half, added with the sign, truncated.

@@ -3,6 +3,7 @@
 use llada_npu_ffi::ggml::{Context, Tensor, Type};
 
 use crate::Error;
+use crate::machine::Memory;
 use crate::report::{Cell, Report, note};
 use crate::side::{Copies, Graphs, Side};
 
@@ -102,6 +103,12 @@ impl Shape {
         }
     }
 
+    fn rows(&self) -> usize {
+        match *self {
+            Self::MulMat { rows, .. } | Self::Attention { rows, .. } => rows,
+        }
+    }
+
     /// Returns the multiplications and additions.
     fn ops(&self) -> usize {
         match *self {
@@ -172,6 +179,7 @@ pub(crate) fn measure(
     ggml: &mut Side,
     shapes: impl IntoIterator<Item = Shape>,
     cycle_bytes: usize,
+    memory: &Memory,
     report: &mut Report,
 ) -> Result<(), Error> {
     let mut copies: Option<(Copies, Copies)> = None;
@@ -201,6 +209,7 @@ pub(crate) fn measure(
             return Err(Error::Results { op, nmse });
         }
         let mut pairs = Vec::new();
+        let mut reads = Vec::new();
         for i in 0..PAIRS {
             // Each side goes first in turn.
             let mut seconds = [0.0; 2];
@@ -215,7 +224,12 @@ pub(crate) fn measure(
                 seconds[side] = time / n_ops;
             }
             pairs.push(seconds);
+            // What memory gives changes with what others on the machine do.
+            if shape.rows() == 1 {
+                reads.push(memory.read());
+            }
         }
+        cell.set_memory(reads);
         cell.set_times(&pairs, shape.ops(), shape.operand_bytes());
         note(&cell);
         report.cells.push(cell);

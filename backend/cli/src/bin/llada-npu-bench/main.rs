@@ -27,7 +27,7 @@ use llada_npu_ffi::ggml::memory::MemoryError;
 use llada_npu_ffi::ggml::{Status, Type, loader};
 
 use cell::Shape;
-use machine::Machine;
+use machine::{Machine, Memory};
 use report::Report;
 use side::Side;
 
@@ -44,6 +44,9 @@ struct Args {
     /// Write one JSON object to stdout
     #[arg(long)]
     json: bool,
+    /// Products with these numbers of rows, and no attention
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    rows: Vec<usize>,
     /// One small shape, to see that everything works
     #[arg(long)]
     quick: bool,
@@ -102,21 +105,38 @@ fn run(args: &Args) -> Result<(), Error> {
         api.version().to_string_lossy().into_owned(),
         Machine::measure(args.threads),
     );
+    let memory = Memory::new(args.threads);
     let (matrices, rows, contexts): (&[_], &[_], &[_]) = if args.quick {
         (&[(1024, 1024)], &[1, 32], &[256])
-    } else {
+    } else if args.rows.is_empty() {
         (&MATRICES, &ROWS, &[1024, 4096])
+    } else {
+        (&MATRICES, &args.rows, &[])
     };
     let cycle_bytes = if args.quick { 16 << 20 } else { 512 << 20 };
     for ty in [Type::Q4_0, Type::Q8_0] {
         for &(k, n) in matrices {
             let shapes = rows.iter().map(|&rows| Shape::MulMat { ty, k, n, rows });
-            cell::measure(&mut ours, &mut ggml, shapes, cycle_bytes, &mut report)?;
+            cell::measure(
+                &mut ours,
+                &mut ggml,
+                shapes,
+                cycle_bytes,
+                &memory,
+                &mut report,
+            )?;
         }
     }
     for &n_kv in contexts {
         let shape = Shape::Attention { n_kv, rows: 32 };
-        cell::measure(&mut ours, &mut ggml, [shape], cycle_bytes, &mut report)?;
+        cell::measure(
+            &mut ours,
+            &mut ggml,
+            [shape],
+            cycle_bytes,
+            &memory,
+            &mut report,
+        )?;
     }
     report.print(args.json)?;
     Ok(())

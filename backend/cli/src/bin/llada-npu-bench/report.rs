@@ -30,6 +30,8 @@ pub(crate) struct Cell {
     ggml_gops: f64,
     /// Bytes of weights, or K and V, in ggml's format, per second.
     gbps: f64,
+    /// Bytes that the threads read from memory between the pairs, in 1e9 per second; one row alone.
+    memory_gbps: Option<f64>,
     /// Buffer type of ggml's weights.
     pub(crate) ggml_buffer: String,
     /// Difference between both results.
@@ -60,6 +62,7 @@ impl Cell {
             gops: 0.0,
             ggml_gops: 0.0,
             gbps: 0.0,
+            memory_gbps: None,
             ggml_buffer: String::new(),
             nmse: 0.0,
         }
@@ -84,6 +87,11 @@ impl Cell {
         self.gbps = bytes / ours / 1e9;
     }
 
+    /// Sets the speed of memory from what was measured between the pairs, if anything.
+    pub(crate) fn set_memory(&mut self, reads: Vec<f64>) {
+        self.memory_gbps = (!reads.is_empty()).then(|| median(reads));
+    }
+
     fn is_product(&self) -> bool {
         self.op.starts_with("MUL_MAT")
     }
@@ -105,7 +113,11 @@ impl fmt::Display for Cell {
             self.gops,
             self.ggml_gops,
             self.gbps
-        )
+        )?;
+        match self.memory_gbps {
+            Some(memory) => write!(f, " of {memory:.1}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -152,13 +164,12 @@ impl Report {
         #[expect(clippy::cast_precision_loss, reason = "few")]
         let n = logs.len() as f64;
         let peak = self.machine.int8_peak_gops.unwrap_or(f64::NAN);
-        let memory = self.machine.memory_gbps;
-        let mut one_row = products().filter(|cell| cell.rows == 1);
+        let shares = || products().filter_map(|cell| Some(cell.gbps / cell.memory_gbps?));
         Summary {
             gemm_ratio_geomean: (logs.iter().sum::<f64>() / n).exp(),
             gemm_ratio_min: min(&mut products().map(|cell| cell.ratio)),
             peak_share: min(&mut blocks().map(|cell| cell.gops)) / peak,
-            gemv_bandwidth_share: min(&mut one_row.by_ref().map(|cell| cell.gbps)) / memory,
+            gemv_bandwidth_share: min(&mut shares()),
             attn_ratio: min(&mut self
                 .cells
                 .iter()

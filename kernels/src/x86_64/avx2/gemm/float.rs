@@ -59,7 +59,7 @@ fn prepare(x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn strip(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+fn strip(tiles: &[u8], _bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     out.fill([0.0; TILE]);
     let mut w = [[[[0.0; LANES]; 2]; QK]; 2];
     let units = group.as_chunks::<BLOCK>().0.chunks_exact(out.len());

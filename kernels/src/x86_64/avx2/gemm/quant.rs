@@ -1,4 +1,4 @@
-//! Quantised tiles, x quantised to `Q8_0`, with byte products added in pairs.
+//! Quantised tiles, x quantised to `Q8_0` or `Q8_K`, with byte products added in pairs.
 //!
 //! The instruction (`maddubs`) multiplies unsigned with signed bytes and saturates sums of two at 16 bits. Lane `n` of a
 //! decoded tile has four elements of row `n`.
@@ -15,8 +15,9 @@ use std::ops::Range;
 use crate::F32Rows;
 use crate::block::QK;
 use crate::op::gemm::Implementation;
+use crate::tile::block::QK_K;
 use crate::tile::{TILE, TileType};
-use crate::x86_64::avx2::quant::quantize_block;
+use crate::x86_64::avx2::quant::{quantize, scale_q8_0, scale_q8_k};
 use crate::x86_64::avx2::{LANES, LINE};
 use crate::x86_64::block::{
     NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
@@ -49,23 +50,25 @@ type Words = [[__m256i; WORDS]; QUARTERS];
 type Scales<const PARTS: usize> = ([[__m256; QUARTERS]; PARTS], [__m256; QUARTERS]);
 
 /// A type's kernel: its tile, its block of x, the scales of a row, whether it has minima, the offset of its integers, how
-/// many pair sums fit 16 bits (0: they are signed), and the functions that decode a tile.
+/// many pair sums fit 16 bits (0: they are signed), and the functions that pack x and decode a tile.
 macro_rules! kernel {
     ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $pairs:literal,
-     $order:ident, $words:ident, $scales:ident) => {
+     $prepare:ident, $order:ident, $words:ident, $scales:ident) => {
         implementation!(
             $name,
             $block,
-            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| prepare::<$block, $parts, $min, $offset>(
+            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| $prepare::<$block, $parts, $min, $offset>(
                 x, k_tiles, units, $order
             ),
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
-                fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                fn body(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
-                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        let (w, scales) = ($words(tile), $scales(tile));
+                    for (kt, (tile, x)) in
+                        tiles.as_chunks::<$tile>().0.iter().zip(units).enumerate()
+                    {
+                        let (w, scales) = ($words(tile), $scales(tile, bases, kt));
                         multiply::<$block, $parts, $min, $pairs>(&w, &scales, x, out);
                     }
                 }
@@ -83,6 +86,7 @@ kernel!(
     false,
     8,
     8,
+    prepare,
     NIBBLES,
     nibbles,
     scales_of_rows
@@ -95,6 +99,7 @@ kernel!(
     true,
     1,
     8,
+    prepare,
     NIBBLES,
     nibbles,
     scales_and_minima
@@ -107,9 +112,10 @@ kernel!(
     true,
     1,
     8,
+    prepare_k,
     NIBBLES,
     nibbles,
-    scales_and_minima
+    exact_scales_and_minima
 );
 kernel!(
     Q8_0,
@@ -119,6 +125,7 @@ kernel!(
     false,
     0,
     0,
+    prepare,
     NATURAL,
     bytes,
     scales_of_rows
@@ -131,9 +138,10 @@ kernel!(
     false,
     32,
     2,
+    prepare_k,
     NATURAL,
     six_bits,
-    scales_of_halves
+    exact_scales_of_halves
 );
 
 /// Returns 32 bytes of a tile.
@@ -233,14 +241,14 @@ fn halves(tile: &[u8], at: usize) -> [__m256; QUARTERS] {
 /// Returns the scales at the end of a tile, one for each row, and no minima.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_of_rows<const N: usize>(tile: &[u8; N]) -> Scales<1> {
+fn scales_of_rows<const N: usize>(tile: &[u8; N], _bases: &[u8], _kt: usize) -> Scales<1> {
     ([halves(tile, N - 64)], [_mm256_setzero_ps(); QUARTERS])
 }
 
 /// Returns the pairs of scale and minimum at the end of a tile.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_and_minima(tile: &[u8; 640]) -> Scales<1> {
+fn scales_and_minima(tile: &[u8; 640], _bases: &[u8], _kt: usize) -> Scales<1> {
     let mut d = [_mm256_setzero_ps(); QUARTERS];
     let mut m = [_mm256_setzero_ps(); QUARTERS];
     for q in 0..QUARTERS {
@@ -255,14 +263,47 @@ fn scales_and_minima(tile: &[u8; 640]) -> Scales<1> {
     ([d], m)
 }
 
-/// Returns the scales at the end of a tile for both halves along k, and no minima.
+/// Returns scales and minima as the multiples of their bases that they are.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_of_halves(tile: &[u8; 896]) -> Scales<2> {
+fn exact_scales_and_minima(tile: &[u8; 640], bases: &[u8], kt: usize) -> Scales<1> {
+    let ([d], m) = scales_and_minima(tile, bases, kt);
+    let at = kt * QK / QK_K * 4 * TILE;
     (
-        [halves(tile, 768), halves(tile, 832)],
+        [multiples(d, halves(bases, at))],
+        multiples(m, halves(bases, at + 2 * TILE)),
+    )
+}
+
+/// Returns the scales at the end of a tile for both halves along k, as the multiples of their bases that they are, and no
+/// minima.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn exact_scales_of_halves(tile: &[u8; 896], bases: &[u8], kt: usize) -> Scales<2> {
+    let base = halves(bases, kt * QK / QK_K * 2 * TILE);
+    (
+        [
+            multiples(halves(tile, 768), base),
+            multiples(halves(tile, 832), base),
+        ],
         [_mm256_setzero_ps(); QUARTERS],
     )
+}
+
+/// Returns the multiples of bases that were rounded to half floats: integers of at most 128, 2^-11 of them off, which leaves
+/// room for a reciprocal with an error of 1.5 * 2^-12.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiples(rounded: [__m256; QUARTERS], bases: [__m256; QUARTERS]) -> [__m256; QUARTERS] {
+    let mut exact = rounded;
+    for q in 0..QUARTERS {
+        let there = _mm256_cmp_ps::<_CMP_NEQ_UQ>(bases[q], _mm256_setzero_ps());
+        let inverse = _mm256_and_ps(_mm256_rcp_ps(bases[q]), there);
+        let n = _mm256_mul_ps(rounded[q], inverse);
+        let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(n);
+        exact[q] = _mm256_mul_ps(n, bases[q]);
+    }
+    exact
 }
 
 /// Adds the products of a tile with one unit of x. `PAIRS` sums of two products fit 16 bits; 0 if weights are signed.

@@ -57,7 +57,7 @@ fn prepare(x: &F32Rows<'_>, k_tiles: Range<usize>, units: &mut [u8]) {
 }
 
 #[target_feature(enable = "avx512f")]
-fn strip(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+fn strip(tiles: &[u8], _bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
     out.fill([0.0; TILE]);
     let mut w = [[[0.0; 16]; 2]; QK];
     let (mut units, unit) = (group, out.len() * BLOCK);

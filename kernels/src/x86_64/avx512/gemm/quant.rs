@@ -1,4 +1,4 @@
-//! Quantised tiles, x quantised to `Q8_0`, with VNNI byte dots.
+//! Quantised tiles, x quantised to `Q8_0` or `Q8_K`, with VNNI byte dots.
 //!
 //! The instruction multiplies unsigned with signed bytes and adds four products to a 32-bit lane. Lane `n` of a decoded
 //! tile has four elements of row `n` as unsigned bytes: 8, 32 or 128 above their values where the type is signed. Sums
@@ -13,9 +13,10 @@ use std::ops::Range;
 use crate::F32Rows;
 use crate::block::QK;
 use crate::op::gemm::Implementation;
+use crate::tile::block::QK_K;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx512::LINE;
-use crate::x86_64::avx512::quant::quantize_block;
+use crate::x86_64::avx512::quant::{quantize, scale_q8_0, scale_q8_k};
 use crate::x86_64::block::{
     NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
 };
@@ -49,23 +50,30 @@ impl Cpu {
 type Words = [[__m512i; 2]; WORDS];
 
 /// A type's kernel: its tile, its block of x, the elements that share a scale, whether it has minima, the offset of its
-/// integers, and the functions that decode a tile.
+/// integers, and the functions that pack x and decode a tile.
 macro_rules! kernel {
-    ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $order:ident,
+    ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $prepare:ident, $order:ident,
      $words:ident, $scales:ident) => {
         implementation!(
             $name,
             $block,
-            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| prepare::<$block, $parts, $min, $offset>(
+            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| $prepare::<$block, $parts, $min, $offset>(
                 x, k_tiles, units, $order
             ),
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-                fn few<const R: usize>(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]; R]) {
+                fn few<const R: usize>(
+                    tiles: &[u8],
+                    bases: &[u8],
+                    group: &[u8],
+                    out: &mut [[f32; TILE]; R],
+                ) {
                     let mut sums = [[_mm512_setzero_ps(); 2]; R];
                     let units = group.as_chunks::<$block>().0.as_chunks::<R>().0;
-                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
-                        let (w, (d, m)) = ($words(tile), $scales(tile));
+                    for (kt, (tile, x)) in
+                        tiles.as_chunks::<$tile>().0.iter().zip(units).enumerate()
+                    {
+                        let (w, (d, m)) = ($words(tile), $scales(tile, bases, kt));
                         for r in 0..R {
                             sums[r] = add::<$block, $parts, $min>(&w, &d, &m, &x[r], sums[r]);
                         }
@@ -76,12 +84,14 @@ macro_rules! kernel {
                 }
 
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-                fn many(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                fn many(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
-                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
+                    for (kt, (tile, x)) in
+                        tiles.as_chunks::<$tile>().0.iter().zip(units).enumerate()
+                    {
                         fetch(tile, AHEAD);
-                        let (w, (d, m)) = ($words(tile), $scales(tile));
+                        let (w, (d, m)) = ($words(tile), $scales(tile, bases, kt));
                         for (x, out) in x.iter().zip(&mut *out) {
                             store(
                                 out,
@@ -92,11 +102,16 @@ macro_rules! kernel {
                 }
 
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-                fn body(tiles: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                fn body(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     match out.len() {
-                        1 => few::<1>(tiles, group, out.first_chunk_mut().expect("one row")),
-                        2 => few::<2>(tiles, group, out.first_chunk_mut().expect("two rows")),
-                        _ => many(tiles, group, out),
+                        1 => few::<1>(tiles, bases, group, out.first_chunk_mut().expect("one row")),
+                        2 => few::<2>(
+                            tiles,
+                            bases,
+                            group,
+                            out.first_chunk_mut().expect("two rows"),
+                        ),
+                        _ => many(tiles, bases, group, out),
                     }
                 }
                 body
@@ -105,7 +120,18 @@ macro_rules! kernel {
     };
 }
 
-kernel!(Q4_0, 576, 40, 1, false, 8, NIBBLES, nibbles, scales_of_rows);
+kernel!(
+    Q4_0,
+    576,
+    40,
+    1,
+    false,
+    8,
+    prepare,
+    NIBBLES,
+    nibbles,
+    scales_of_rows
+);
 kernel!(
     Q4_1,
     640,
@@ -113,6 +139,7 @@ kernel!(
     1,
     true,
     1,
+    prepare,
     NIBBLES,
     nibbles,
     scales_and_minima
@@ -124,9 +151,10 @@ kernel!(
     1,
     true,
     1,
+    prepare_k,
     NIBBLES,
     nibbles,
-    scales_and_minima
+    exact_scales_and_minima
 );
 kernel!(
     Q8_0,
@@ -135,6 +163,7 @@ kernel!(
     1,
     false,
     128,
+    prepare,
     NATURAL,
     bytes,
     scales_of_rows
@@ -146,9 +175,10 @@ kernel!(
     2,
     false,
     32,
+    prepare_k,
     NATURAL,
     six_bits,
-    scales_of_halves
+    exact_scales_of_halves
 );
 
 /// Returns 64 bytes of a tile.
@@ -260,14 +290,22 @@ fn halves(tile: &[u8], at: usize) -> [__m512; 2] {
 /// Returns the scales at the end of a tile, one for each row, and no minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn scales_of_rows<const N: usize>(tile: &[u8; N]) -> ([[__m512; 2]; 1], [__m512; 2]) {
+fn scales_of_rows<const N: usize>(
+    tile: &[u8; N],
+    _bases: &[u8],
+    _kt: usize,
+) -> ([[__m512; 2]; 1], [__m512; 2]) {
     ([halves(tile, N - 64)], [_mm512_setzero_ps(); 2])
 }
 
 /// Returns the pairs of scale and minimum at the end of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn scales_and_minima(tile: &[u8; 640]) -> ([[__m512; 2]; 1], [__m512; 2]) {
+fn scales_and_minima(
+    tile: &[u8; 640],
+    _bases: &[u8],
+    _kt: usize,
+) -> ([[__m512; 2]; 1], [__m512; 2]) {
     let mut d = [_mm512_setzero_ps(); 2];
     let mut m = [_mm512_setzero_ps(); 2];
     for h in 0..2 {
@@ -278,14 +316,55 @@ fn scales_and_minima(tile: &[u8; 640]) -> ([[__m512; 2]; 1], [__m512; 2]) {
     ([d], m)
 }
 
-/// Returns the scales at the end of a tile for both halves along k, and no minima.
+/// Returns scales and minima as the multiples of their bases that they are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
-fn scales_of_halves(tile: &[u8; 896]) -> ([[__m512; 2]; 2], [__m512; 2]) {
+fn exact_scales_and_minima(
+    tile: &[u8; 640],
+    bases: &[u8],
+    kt: usize,
+) -> ([[__m512; 2]; 1], [__m512; 2]) {
+    let ([d], m) = scales_and_minima(tile, bases, kt);
+    let at = kt * QK / QK_K * 4 * TILE;
     (
-        [halves(tile, 768), halves(tile, 832)],
+        [multiples(d, halves(bases, at))],
+        multiples(m, halves(bases, at + 2 * TILE)),
+    )
+}
+
+/// Returns the scales at the end of a tile for both halves along k, as the multiples of their bases that they are, and no
+/// minima.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn exact_scales_of_halves(
+    tile: &[u8; 896],
+    bases: &[u8],
+    kt: usize,
+) -> ([[__m512; 2]; 2], [__m512; 2]) {
+    let base = halves(bases, kt * QK / QK_K * 2 * TILE);
+    (
+        [
+            multiples(halves(tile, 768), base),
+            multiples(halves(tile, 832), base),
+        ],
         [_mm512_setzero_ps(); 2],
     )
+}
+
+/// Returns the multiples of bases that were rounded to half floats: integers of at most 128, 2^-11 of them off, which leaves
+/// room for a reciprocal with an error of 2^-14.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,f16c")]
+fn multiples(rounded: [__m512; 2], bases: [__m512; 2]) -> [__m512; 2] {
+    let mut exact = rounded;
+    for h in 0..2 {
+        let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(bases[h], _mm512_setzero_ps());
+        let inverse = _mm512_maskz_rcp14_ps(there, bases[h]);
+        let n = _mm512_mul_ps(rounded[h], inverse);
+        let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(n);
+        exact[h] = _mm512_mul_ps(n, bases[h]);
+    }
+    exact
 }
 
 /// Asks for the tile some way ahead.
