@@ -19,7 +19,7 @@
 //!         repeat: for every segment, bits reversed: stream the largest object of that kind whose loads stay in the bound,
 //!                 until what remains fits
 //!     make objects resident again while it fits
-//! take the bound with the fewest bytes per step
+//! take the bound with the fewest bytes per step, if possible one that streams nothing that is written
 //! ```
 
 use super::PlanError;
@@ -52,7 +52,7 @@ pub struct Residency {
 }
 
 /// How many bounds of a load are tried.
-const N_BOUNDS: usize = 48;
+const N_BOUNDS: usize = 96;
 
 struct Problem<'a> {
     workload: &'a Workload,
@@ -186,7 +186,7 @@ impl Problem<'_> {
             .sum()
     }
 
-    /// Returns bounds that make a difference: sums of the largest objects of a segment.
+    /// Returns bounds that make a difference: sums of the largest and of the smallest objects of a segment.
     fn bounds(&self) -> Vec<u64> {
         let mut bounds = Vec::new();
         for segment in self.workload.segments() {
@@ -197,11 +197,15 @@ impl Problem<'_> {
                 .collect();
             sizes.sort_unstable();
             bounds.extend_from_slice(&sizes);
-            let mut sum = 0;
-            for size in sizes.into_iter().rev() {
-                sum += size;
-                bounds.push(sum);
-            }
+            let mut push_sums = |sizes: &mut dyn Iterator<Item = &u64>| {
+                let mut sum = 0;
+                bounds.extend(sizes.map(|size| {
+                    sum += size;
+                    sum
+                }));
+            };
+            push_sums(&mut sizes.iter());
+            push_sums(&mut sizes.iter().rev());
         }
         bounds.sort_unstable();
         bounds.dedup();
@@ -218,8 +222,16 @@ impl Problem<'_> {
         let choices = self.bounds().into_iter();
         choices
             .filter_map(|bound| self.choose(bound, &kinds, &order))
-            .min_by_key(|choice| (self.moved(choice), self.staging(&choice.loads)))
+            .min_by_key(|choice| {
+                let writes = streams_written(self.workload, &choice.is_streamed);
+                (writes, self.moved(choice), self.staging(&choice.loads))
+            })
     }
+}
+
+fn streams_written(workload: &Workload, is_streamed: &[bool]) -> bool {
+    let mut objects = workload.objects().iter().zip(is_streamed);
+    objects.any(|(object, is_streamed)| *is_streamed && object.is_written)
 }
 
 /// Returns the numbers below `n` in the order of their bits read backwards: any first few of them are spread evenly.
@@ -300,6 +312,12 @@ impl Residency {
             resident_bytes: 0,
             streamed_bytes: loads.sum(),
         })
+    }
+
+    /// Tells whether objects are streamed that segments write to: these are mapped, not copied.
+    #[must_use]
+    pub fn streams_written(&self, workload: &Workload) -> bool {
+        streams_written(workload, &self.is_streamed)
     }
 
     /// Returns what `segment` streams.

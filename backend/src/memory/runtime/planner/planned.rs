@@ -28,6 +28,33 @@ struct Slot {
     used: Option<u64>,
 }
 
+/// Chooses what stays. Where copies pay, one slot that can be copied into is better than two that must be mapped.
+fn choose(
+    workload: &Workload,
+    limits: &Limits,
+    is_pipelined: bool,
+    copies_pay: bool,
+) -> Option<Residency> {
+    let with = |staging| Residency::choose(workload, limits, staging);
+    let can_be_copied = |residency: &Residency| !residency.streams_written(workload);
+    let double = if is_pipelined {
+        with(Staging::Double)
+    } else {
+        None
+    };
+    if double
+        .as_ref()
+        .is_some_and(|double| !copies_pay || can_be_copied(double))
+    {
+        return double;
+    }
+    let single = with(Staging::Single);
+    if double.is_none() || single.as_ref().is_some_and(can_be_copied) {
+        return single;
+    }
+    double
+}
+
 #[derive(Debug)]
 pub(super) struct Planned {
     residency: Residency,
@@ -55,10 +82,8 @@ impl Planned {
         limits: &Limits,
         pipeline: Option<Costs>,
     ) -> Result<Self, PlanError> {
-        let residency = pipeline
-            .and_then(|_| Residency::choose(workload, limits, Staging::Double))
-            .or_else(|| Residency::choose(workload, limits, Staging::Single));
-        let residency = match residency {
+        let copies_pay = pipeline.is_some_and(|costs| costs.prefers_copies());
+        let residency = match choose(workload, limits, pipeline.is_some(), copies_pay) {
             Some(residency) => residency,
             None => Residency::stream_all(workload, limits)?,
         };
@@ -76,10 +101,7 @@ impl Planned {
                 at += limits.align(object.size_bytes);
             }
         }
-        let objects = workload.objects().iter().enumerate();
-        let mut streamed = objects.filter(|(i, _)| residency.is_streamed[*i]);
-        let copies = pipeline.is_some_and(|costs| costs.prefers_copies())
-            && streamed.all(|(_, object)| !object.is_written);
+        let copies = copies_pay && !residency.streams_written(workload);
         let mut fixed: Vec<_> = map_at(Place::Arena, arena_bytes, 0, limits).collect();
         if copies {
             fixed.extend(map_at(Place::Staging, residency.staging_bytes, at, limits));
