@@ -11,6 +11,7 @@ pub mod graph;
 pub mod knobs;
 pub mod memory;
 pub mod model;
+pub mod simulate;
 
 use llada_npu_ffi::ggml::plugin::RegPtr;
 use llada_npu_ffi::guard;
