@@ -4,6 +4,7 @@
 
 mod eval;
 mod run;
+mod simulate;
 
 use std::path::PathBuf;
 
@@ -17,6 +18,7 @@ use crate::error::Error;
 
 pub(crate) use eval::EvalArgs;
 pub(crate) use run::{FileFormat, RunArgs};
+pub(crate) use simulate::{RevisionPath, SimulateArgs, Sweep};
 
 /// Name of the one backend there is.
 pub(crate) const BACKEND: &str = "llada-npu";
@@ -28,6 +30,7 @@ Examples:
   llada-npu run -m model.gguf -f prompts.jsonl --batch 4
   llada-npu run -m model.gguf -p \"Write a story\" --temp 0.7 --seed 1 --diffusion-visual
   llada-npu eval -m model.gguf --tasks tests/tasks/validation.jsonl --modes reference,cached
+  llada-npu simulate --soc sm8750 --model llada-8b --prompt 64 --gen 128
   llada-npu doctor -m model.gguf
 
 The answer alone goes to stdout. Exit codes: 0 success, 1 failure, 2 wrong command line, 130 stopped by Ctrl-C.";
@@ -53,6 +56,9 @@ pub(crate) enum Subcommands {
     /// Measure this machine: kernels against ggml's CPU backend
     #[command(args_override_self = true)]
     Bench(BenchArgs),
+    /// Predict what a generation would take on a phone with an NPU; nothing is measured
+    #[command(args_override_self = true)]
+    Simulate(Box<SimulateArgs>),
     /// Show which libraries, devices and kernels are found, and why one is not used
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),

@@ -8,6 +8,8 @@ use ggml_llada_npu::abi::InitError;
 use ggml_llada_npu::decode::ParamError;
 use ggml_llada_npu::engine::EngineError;
 use ggml_llada_npu::model::LoadError;
+use ggml_llada_npu::simulate::SimulateError;
+use ggml_llada_npu::simulate::trace::TraceError;
 
 use crate::argv::UnknownFlag;
 use crate::interrupt;
@@ -95,6 +97,17 @@ pub(crate) enum Error {
     /// The engine fails.
     #[error(transparent)]
     Engine(EngineError),
+    /// A trace file drives nothing.
+    #[error("{}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: TraceError,
+    },
+    /// The simulator refuses.
+    #[error(transparent)]
+    Simulate(SimulateError),
     /// There is no device of ours in this process.
     #[error("backend {name} is not available: {0}", name = crate::args::BACKEND)]
     Init(#[from] InitError),
@@ -130,6 +143,15 @@ impl From<EngineError> for Error {
             EngineError::Param(error) => Self::Param(error),
             EngineError::Load(error) => Self::Model(error),
             other => Self::Engine(other),
+        }
+    }
+}
+
+impl From<SimulateError> for Error {
+    fn from(error: SimulateError) -> Self {
+        match error {
+            SimulateError::Param(error) => Self::Param(error),
+            other => Self::Simulate(other),
         }
     }
 }

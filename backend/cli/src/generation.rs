@@ -12,6 +12,7 @@ use ggml_llada_npu::engine::{
     BatchPrompt, CanvasView, Control, EngineError, KvType, LoadOptions, Model, RunReport, Session,
     SessionParams,
 };
+use ggml_llada_npu::simulate::{Recorder, Recording};
 use serde::Serialize;
 
 use crate::args::{BACKEND, GenerationArgs};
@@ -290,6 +291,8 @@ pub(crate) struct Outcome {
     pub(crate) tokens: Vec<Token>,
     /// What it cost.
     pub(crate) report: RunReport,
+    /// What each forward committed.
+    pub(crate) recording: Recording,
     /// Ctrl-C ended it.
     pub(crate) cancelled: bool,
 }
@@ -314,8 +317,10 @@ impl Generator<'_> {
     ) -> Result<Outcome, Error> {
         let n_gen = self.n_predict(prompt.len());
         let mut history = History::new(n_gen);
+        let mut recorder = Recorder::default();
         let mut failure = None;
         let mut on_event = |event: &Event, canvas: &CanvasView<'_>| {
+            recorder.event(event);
             let told = history.tell(observer, event, canvas);
             match told {
                 Ok(()) if !interrupt::asked() => Control::Continue,
@@ -335,9 +340,11 @@ impl Generator<'_> {
             result?;
         }
         observer.stable(self.session.output())?;
+        let report = *self.session.report();
         Ok(Outcome {
             tokens: self.session.output().to_vec(),
-            report: *self.session.report(),
+            recording: recorder.finish(&report.counts),
+            report,
             cancelled,
         })
     }
@@ -362,7 +369,9 @@ impl Generator<'_> {
             .collect();
         // What is final so far, for the case of an interruption.
         let mut stable: Vec<Option<Vec<Token>>> = vec![None; prompts.len()];
+        let mut recorders: Vec<_> = prompts.iter().map(|_| Recorder::default()).collect();
         let mut on_event = |index: usize, event: &Event, canvas: &CanvasView<'_>| {
+            recorders[index].event(event);
             let tokens = stable[index].get_or_insert_default();
             if let Event::StablePrefix { len } = *event {
                 *tokens = canvas.tokens[canvas.n_prompt as usize..][..len as usize].to_vec();
@@ -379,7 +388,9 @@ impl Generator<'_> {
         {
             Ok(outcomes) => Ok(outcomes
                 .into_iter()
-                .map(|outcome| Outcome {
+                .zip(recorders)
+                .map(|(outcome, recorder)| Outcome {
+                    recording: recorder.finish(&outcome.report.counts),
                     tokens: outcome.output,
                     report: outcome.report,
                     cancelled: false,
@@ -391,6 +402,7 @@ impl Generator<'_> {
                     Some(Outcome {
                         tokens: tokens?,
                         report: RunReport::default(),
+                        recording: Recording::default(),
                         cancelled: true,
                     })
                 })

@@ -1,15 +1,15 @@
-//! Command line of llada-npu: `run`, `eval`, `bench` and `doctor`.
+//! Command line of llada-npu: `run`, `eval`, `bench`, `simulate` and `doctor`.
 //!
 //! Thin: it parses, calls the library and prints. What goes where:
 //!
 //! | module | what |
 //! |---|---|
 //! | [`args`], [`argv`] | the command line, in llama.cpp's spelling |
-//! | [`run`], [`eval`], [`mod@bench`], [`doctor`] | one subcommand each |
+//! | [`run`], [`eval`], [`mod@bench`], [`simulate`], [`doctor`] | one subcommand each |
 //! | [`generation`] | the library's model and sessions, set up from flags |
 //! | [`prompt`], [`vocab`], [`utf8`] | text to tokens and back |
 //! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |
-//! | [`tasks`], [`jsonl`], [`statistics`] | task files and accuracies |
+//! | [`tasks`], [`trace_file`], [`jsonl`], [`statistics`] | task files, trace files and accuracies |
 //! | [`host`], [`cpu`] | the ggml and the processor underneath |
 //! | [`interrupt`], [`error`] | Ctrl-C; failures and their exit codes |
 //!
@@ -32,8 +32,10 @@ mod output;
 mod prompt;
 mod report;
 mod run;
+mod simulate;
 mod statistics;
 mod tasks;
+mod trace_file;
 mod utf8;
 mod vocab;
 
@@ -60,6 +62,7 @@ fn dispatch() -> Result<(), Error> {
         Parsed::Command(Subcommands::Run(args)) => run::run(&args),
         Parsed::Command(Subcommands::Eval(args)) => eval::run(&args),
         Parsed::Command(Subcommands::Bench(args)) => bench::run(&args),
+        Parsed::Command(Subcommands::Simulate(args)) => simulate::run(&args),
         Parsed::Command(Subcommands::Doctor(args)) => doctor::run(&args),
     }
 }

@@ -80,6 +80,14 @@ impl<'a> NewFile<'a> {
     }
 }
 
+/// Opens a file for results where one is asked for.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) fn new_file(path: Option<&Path>) -> Result<Option<NewFile<'_>>, Error> {
+    path.map(NewFile::create).transpose()
+}
+
 /// Joins lines into one.
 fn one_line(text: &str) -> String {
     let lines: Vec<_> = text

@@ -12,6 +12,7 @@ use crate::interrupt;
 use crate::output;
 use crate::prompt::{self, PromptFormat, Request};
 use crate::report::Totals;
+use crate::trace_file;
 use crate::vocab::{Token, Vocab};
 
 /// Answers the prompts.
@@ -33,11 +34,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
         ));
     }
     let requests = prompt::requests(args)?;
-    let report = args
-        .diffusion_json
-        .as_deref()
-        .map(output::NewFile::create)
-        .transpose()?;
+    let report = output::new_file(args.diffusion_json.as_deref())?;
+    let trace = output::new_file(args.trace.as_deref())?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
     let format = PromptFormat::new(engine.vocab(), &args.generation)?;
@@ -60,6 +58,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
         as_json,
         visual: args.diffusion_visual,
         reports: Vec::new(),
+        trace: String::new(),
         interrupted: false,
     };
     let result = if args.batch > 1 && prompts.len() > 1 {
@@ -71,6 +70,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     if let Some(file) = report {
         let lines = answers.reports.iter().map(|report| report.to_json() + "\n");
         file.write(&lines.collect::<String>())?;
+    }
+    if let Some(file) = trace {
+        file.write(&answers.trace)?;
     }
     output::note(Totals::of(&answers.reports).line());
     if answers.interrupted {
@@ -110,6 +112,8 @@ struct Answers<'a> {
     as_json: bool,
     visual: bool,
     reports: Vec<RunReport>,
+    /// Lines of complete answers.
+    trace: String,
     interrupted: bool,
 }
 
@@ -137,9 +141,8 @@ impl<'a> Answers<'a> {
             if self.as_json {
                 self.print(engine, index, &outcome)?;
             }
-            self.reports.push(outcome.report);
+            self.count(&outcome);
             if outcome.cancelled {
-                self.interrupted = true;
                 break;
             }
         }
@@ -158,10 +161,17 @@ impl<'a> Answers<'a> {
         let outcomes = session.generate_batch(prompts, n_seats, setup.params())?;
         for (index, outcome) in outcomes.iter().enumerate() {
             self.print(engine, index, outcome)?;
-            self.reports.push(outcome.report);
-            self.interrupted |= outcome.cancelled;
+            self.count(outcome);
         }
         Ok(())
+    }
+
+    fn count(&mut self, outcome: &Outcome) {
+        self.reports.push(outcome.report);
+        self.interrupted |= outcome.cancelled;
+        if !outcome.cancelled {
+            self.trace += &trace_file::line(&outcome.recording);
+        }
     }
 
     /// Prints a complete answer.

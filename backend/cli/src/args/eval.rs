@@ -42,6 +42,9 @@ pub(crate) struct EvalArgs {
     /// Write every answer to FILE, a JSON object a line
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) predictions: Option<PathBuf>,
+    /// Write how many tokens each forward commits to FILE, a line per task, for `simulate --trace FILE`; of one mode
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) generation: GenerationArgs,
 }

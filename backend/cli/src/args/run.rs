@@ -51,6 +51,9 @@ pub(crate) struct RunArgs {
     /// Write the report of the generation to FILE; of several, a line each
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) diffusion_json: Option<PathBuf>,
+    /// Write how many tokens each forward commits to FILE, a line per prompt, for `simulate --trace FILE`
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub(crate) trace: Option<PathBuf>,
     /// Show the canvas on stderr while it is decoded
     #[arg(long)]
     pub(crate) diffusion_visual: bool,

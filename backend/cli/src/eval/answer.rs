@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 
 use ggml_llada_npu::engine::RunReport;
+use ggml_llada_npu::simulate::Recording;
 
 use super::variant::Variant;
 use crate::error::Error;
@@ -22,6 +23,8 @@ pub(crate) struct Answered {
     pub(crate) tokens: Vec<Token>,
     /// What it cost.
     pub(crate) report: RunReport,
+    /// What each forward committed.
+    pub(crate) recording: Recording,
 }
 
 /// Answers every prompt with every variant by `n_jobs` sessions. The variants take turns prompt by prompt, another one first
@@ -110,6 +113,7 @@ impl Work<'_> {
                             variant,
                             tokens: outcome.tokens,
                             report: outcome.report,
+                            recording: outcome.recording,
                         }),
                         Err(error) => Message::Failed(error),
                     };

@@ -15,8 +15,10 @@ mod score;
 mod table;
 mod variant;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use ggml_llada_npu::simulate::Recording;
 use serde::Serialize;
 
 use crate::args::EvalArgs;
@@ -26,6 +28,7 @@ use crate::interrupt;
 use crate::output;
 use crate::prompt::PromptFormat;
 use crate::tasks::{self, Task};
+use crate::trace_file;
 use predictions::Predictions;
 use score::{Comparison, Score, Scores};
 use variant::Variant;
@@ -74,19 +77,25 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
         .as_deref()
         .map(Predictions::create)
         .transpose()?;
-    let csv = args
-        .csv
-        .as_deref()
-        .map(output::NewFile::create)
-        .transpose()?;
-    let plot = args
-        .plot
-        .as_deref()
-        .map(output::NewFile::create)
-        .transpose()?;
+    let csv = output::new_file(args.csv.as_deref())?;
+    let plot = output::new_file(args.plot.as_deref())?;
+    let trace = trace_of(args, &variants)?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
-    let (scores, interrupted) = answer(&engine, args, &tasks, &variants, predictions)?;
+    let mut recordings = BTreeMap::new();
+    let files = Files {
+        predictions,
+        recordings: &mut recordings,
+    };
+    let (scores, interrupted) = answer(&engine, args, &tasks, &variants, files)?;
+    if let Some(file) = trace {
+        file.write(
+            &recordings
+                .values()
+                .map(trace_file::line)
+                .collect::<String>(),
+        )?;
+    }
     let scored = scores.finish(&variants);
     if let Some(file) = csv {
         file.write(&csv::text(&scored, &scores.against_first()))?;
@@ -113,12 +122,32 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
     Ok(())
 }
 
+/// Opens the file of `--trace`.
+fn trace_of<'a>(
+    args: &'a EvalArgs,
+    variants: &[Variant],
+) -> Result<Option<output::NewFile<'a>>, Error> {
+    if args.trace.is_some() && variants.len() > 1 {
+        return Err(Error::Flags(
+            "--trace records one mode with one set of options: not with several --modes or --sweep",
+        ));
+    }
+    output::new_file(args.trace.as_deref())
+}
+
+/// What is written of each answer.
+struct Files<'a> {
+    predictions: Option<Predictions<'a>>,
+    /// By task.
+    recordings: &'a mut BTreeMap<usize, Recording>,
+}
+
 fn answer(
     engine: &Engine<'_>,
     args: &EvalArgs,
     tasks: &[Task],
     variants: &[Variant],
-    mut predictions: Option<Predictions<'_>>,
+    mut files: Files<'_>,
 ) -> Result<(Scores, bool), Error> {
     let format = PromptFormat::new(engine.vocab(), &args.generation)?;
     let prompts = tasks
@@ -132,18 +161,19 @@ fn answer(
         let task = &tasks[answered.task];
         let right = text.trim() == task.answer.trim();
         scores.count(answered.variant, answered.task, right, &answered.report);
-        if let Some(file) = &mut predictions {
+        if let Some(file) = &mut files.predictions {
             let order = answered.task * variants.len() + answered.variant;
             let name = &variants[answered.variant].name;
             file.add(order, name, task, &text, right, &answered.report)?;
         }
+        files.recordings.insert(answered.task, answered.recording);
         progress(&scores, n_answers);
         Ok(())
     });
     if output::stderr_is_terminal() {
         output::raw("\r\x1b[K");
     }
-    if let Some(file) = predictions {
+    if let Some(file) = files.predictions {
         file.finish()?;
     }
     Ok((scores, result?))
