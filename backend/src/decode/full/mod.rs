@@ -28,6 +28,7 @@
 //! Every dense step commits, and a position is masked again at most `max_revisions` times, so dense steps are bounded by
 //! `n_gen (1 + max_revisions)`.
 
+mod fill;
 mod places;
 mod revision;
 mod sight;
@@ -38,14 +39,13 @@ use super::commit::Committer;
 use super::cost::{CostSource, CostTable};
 use super::error::DecodeError;
 use super::event::{Event, Stage};
-use super::options::{Fill, Suffix};
+use super::options::Fill;
 use super::params::{FullParams, Resolved};
-use super::plan::{ForwardKind, Predict, Prediction, Row, RowPlan, Slot, Split, Token};
+use super::plan::{ForwardKind, Prediction, RowPlan, Slot, Token};
 use super::report::Report;
 
 use places::Places;
-use revision::{Revision, Site};
-use sight::Sight;
+use revision::Revision;
 use window::{Window, Yield};
 
 /// State of the modes.
@@ -265,143 +265,6 @@ impl Full {
             Some(revision) => revision.choose(canvas, &self.places, real),
             None => false,
         }
-    }
-
-    /// Rows of the step by position, on stream 0, and what they predict.
-    fn fill_dense(
-        &mut self,
-        canvas: &Canvas,
-        real: &[u32],
-        revises: bool,
-        kept: bool,
-        plan: &mut RowPlan,
-    ) {
-        for &pos in real {
-            let slot = if revises && self.places.slot(pos).is_some() {
-                self.places.other_slot(pos)
-            } else {
-                Slot::Store(pos)
-            };
-            self.real.push((pos, slot));
-        }
-        self.take_mask_slots(canvas, kept);
-        let mut sight = Sight::of(canvas, &self.places);
-        for &(pos, slot) in &self.tail {
-            if canvas.is_masked(pos) && pos < canvas.limit() {
-                sight.replace(pos, Slot::Scratch(slot));
-            }
-        }
-        let masked = self
-            .masks
-            .iter()
-            .map(|&(pos, slot)| (pos, Slot::Scratch(slot)));
-        let mut rows: Vec<(u32, Slot)> = self.real.iter().copied().chain(masked).collect();
-        rows.sort_unstable_by_key(|&(pos, _)| pos);
-        for &(pos, slot) in &rows {
-            sight.replace(pos, slot);
-            let hidden = canvas.stage(pos) == Stage::Draft && self.window.block.contains(&pos);
-            plan.rows.push(Row {
-                token: if hidden {
-                    canvas.mask()
-                } else {
-                    canvas.token(pos)
-                },
-                pos,
-                stream: 0,
-                kv: Some(slot),
-            });
-        }
-        plan.streams.push(sight.stream());
-        for pos in self.window.predicted(canvas) {
-            let from = pos.saturating_sub(u32::from(self.shift));
-            let row = rows.binary_search_by_key(&from, |&(pos, _)| pos);
-            let row = row.expect("the predictor of a predicted position is a row");
-            plan.predict.push(Predict {
-                pos,
-                row: u32::try_from(row).expect("rows are bounded"),
-                uncond_row: None,
-                probe: None,
-            });
-        }
-    }
-
-    /// Finds slots for the masked rows. A tail that later steps see comes first, so that it stays where it is.
-    fn take_mask_slots(&mut self, canvas: &Canvas, kept: bool) {
-        let keeps_tail = self.params.cache.suffix == Suffix::Cached && !kept;
-        let stays = |&pos: &u32| keeps_tail && canvas.stage(pos) == Stage::Invisible;
-        let (tail, right): (Vec<u32>, Vec<u32>) =
-            self.window.right.iter().partition(|pos| stays(pos));
-        for pos in tail {
-            self.tail.push((pos, self.places.take()));
-        }
-        if keeps_tail {
-            self.masks.extend(&self.tail);
-        }
-        for pos in canvas.masked(self.window.block.clone()).chain(right) {
-            let slot = self.places.take();
-            self.transient.push(Slot::Scratch(slot));
-            self.masks.push((pos, slot));
-        }
-    }
-
-    fn fill_revision(&mut self, canvas: &Canvas, masks: &[(u32, u32)], plan: &mut RowPlan) {
-        let Some(revision) = &mut self.revision else {
-            return;
-        };
-        plan.split = Some(Split {
-            row: u32::try_from(plan.rows.len()).expect("rows are bounded"),
-            predict: u32::try_from(plan.predict.len()).expect("rows are bounded"),
-        });
-        let has_no_kv = |pos: &u32| self.places.slot(*pos).is_none();
-        let fresh: Vec<u32> = self
-            .real
-            .iter()
-            .map(|&(pos, _)| pos)
-            .filter(has_no_kv)
-            .collect();
-        let masks = if revision.sees_window() { masks } else { &[] };
-        revision.fill(Site {
-            canvas,
-            places: &mut self.places,
-            transient: &mut self.transient,
-            fresh: &fresh,
-            masks,
-            shift: self.shift,
-            plan,
-        });
-    }
-
-    fn plan_sweep(&mut self, canvas: &Canvas, plan: &mut RowPlan) {
-        plan.kind = ForwardKind::Sweep;
-        let fresh = self.fresh(canvas, false);
-        self.real
-            .extend(fresh.iter().map(|&pos| (pos, Slot::Store(pos))));
-        let mut sight = Sight::of(canvas, &self.places);
-        for &(pos, slot) in &self.real {
-            sight.add(pos, slot);
-            plan.rows.push(Row {
-                token: canvas.token(pos),
-                pos,
-                stream: 0,
-                kv: Some(slot),
-            });
-        }
-        if !fresh.is_empty() {
-            plan.streams.push(sight.stream());
-        }
-        let revision = self.revision.as_mut();
-        let site = Site {
-            canvas,
-            places: &mut self.places,
-            transient: &mut self.transient,
-            fresh: &fresh,
-            masks: &[],
-            shift: self.shift,
-            plan,
-        };
-        revision
-            .expect("sweeps are planned with revision alone")
-            .fill_sweep(site, &self.real);
     }
 
     pub(super) fn absorb(
