@@ -7,6 +7,7 @@ mod copy;
 mod disjoint;
 mod experts;
 mod gemm;
+mod half;
 mod kernels;
 mod kv_rows;
 mod mul_mat;
@@ -40,6 +41,7 @@ pub struct Host {
     angles: Angles,
     work: gemm::Work,
     rows: experts::Rows,
+    wide: Vec<f32>,
 }
 
 impl Host {
@@ -74,6 +76,7 @@ impl Host {
             angles: Angles::default(),
             work: gemm::Work::default(),
             rows: experts::Rows::default(),
+            wide: Vec::new(),
         })
     }
 
@@ -126,6 +129,8 @@ pub fn supports(spec: &Spec) -> bool {
 fn check(spec: &Spec) -> Result<(), OperandError> {
     match &spec.op {
         Op::MulMat => {
+            let wide = half::widened(spec);
+            let spec = wide.as_ref().unwrap_or(spec);
             let plain = MulMatShape::of(spec).and_then(|shape| shape.check());
             plain.or_else(|error| gemm::Shape::of(spec).map_or(Err(error), |_| Ok(())))
         }
@@ -163,6 +168,13 @@ impl Accelerator for Host {
 
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
         check(&task.spec)?;
+        if let Some(spec) = half::widened(&task.spec) {
+            let mut wide = std::mem::take(&mut self.wide);
+            let result = half::widen(&mut self.pool, task, spec, &mut wide)
+                .and_then(|task| self.product(task));
+            self.wide = wide;
+            return result;
+        }
         let (pool, kernels) = (&mut self.pool, &self.kernels);
         match task.spec.op {
             Op::MulMat | Op::MulMatId => self.product(task),

@@ -6,7 +6,7 @@ use llada_npu_kernels::tile::TileType;
 use llada_npu_kernels::{WeightType, registry};
 
 use super::*;
-use crate::device::{Layout, Operand, OperandError};
+use crate::device::{Layout, Operand, OperandError, Source};
 
 /// Operands with strides of their own.
 struct Case {
@@ -374,4 +374,73 @@ fn what_is_supported_is_what_is_computed() {
     assert!(!with(|s| s.srcs[0].as_mut().unwrap().type_ = Type::BF16));
     assert!(!with(|s| s.srcs[1].as_mut().unwrap().type_ = Type::F16));
     assert!(!with(|s| s.srcs[1].as_mut().unwrap().nb[0] = 8));
+}
+
+#[test]
+fn half_floats_times_half_floats_are_what_they_are_as_floats() {
+    for (ne0, m, repeat, order, pad) in [
+        ([65, 5, 1, 1], 7, [1, 1], PLAIN, 0),
+        ([4, 16, 2, 3], 3, [2, 1], [3, 1, 2], 2),
+        ([96, 33, 1, 1], 40, [1, 1], PLAIN, 6),
+        ([8, 3, 1, 1], 0, [1, 1], PLAIN, 0),
+    ] {
+        let mut host = Host::with_kernels(2, &[]).unwrap();
+        let mut case = Case::new(WeightType::F16, ne0, m, repeat, order, pad);
+        // What x is as f16, in both types.
+        let (nb, size) = strides(2, 2 * case.ne1[0], case.ne1, order, pad);
+        let mut half = vec![0xff; size];
+        let rows = |nb: [usize; 4]| {
+            let starts = planes(case.ne1, nb);
+            starts.flat_map(move |start| (0..m).map(move |i| start + i * nb[1]))
+        };
+        for (at, half_at) in rows(case.nb1).zip(rows(nb)) {
+            let row = &mut case.src1[at..][..4 * ne0[0]];
+            let floats: Vec<f32> = row
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| f32::from_le_bytes(b))
+                .collect();
+            let out = &mut half[half_at..][..2 * ne0[0]];
+            f32_to_f16_row(&floats, out);
+            let mut exact = vec![0.0; ne0[0]];
+            dequantize_row(WeightType::F16, out, &mut exact);
+            row.copy_from_slice(&bytes(&exact));
+        }
+        let mut expected = vec![0.0; case.dst_len()];
+        case.run(&mut host, &mut expected).unwrap();
+        let layout = |ne, nb| {
+            let type_ = Type::F16;
+            Some(Layout { type_, ne, nb })
+        };
+        let ne = [ne0[1], m, case.ne1[2], case.ne1[3]];
+        let mut spec = Spec {
+            op: Op::MulMat,
+            dst: Layout::contiguous(Type::F32, 4, ne),
+            srcs: [None; _],
+        };
+        (spec.srcs[0], spec.srcs[1]) = (layout(ne0, case.nb0), layout(case.ne1, nb));
+        let mut srcs = [Source::Missing; _];
+        (srcs[0], srcs[1]) = (Source::Data(&case.src0), Source::Data(&half));
+        let mut dst = vec![f32::NAN; case.dst_len()];
+        let task = Task {
+            spec,
+            dst: bytemuck::cast_slice_mut(&mut dst),
+            srcs,
+            weights: None,
+        };
+        assert!(host.supports(&spec));
+        host.run(task).unwrap();
+        assert_eq!(dst, expected);
+        let span = spec.srcs[1].unwrap().span_bytes(2 * ne0[0]).unwrap();
+        let short = &half[..span.saturating_sub(1)];
+        srcs[1] = Source::Data(short);
+        let task = Task {
+            spec,
+            dst: bytemuck::cast_slice_mut(&mut dst),
+            srcs,
+            weights: None,
+        };
+        assert_eq!(host.run(task).is_err(), m > 0);
+    }
 }
