@@ -14,7 +14,8 @@
 //     valid until the next call on the same thread).
 //   * Every struct starts with its size in bytes, set by the caller (sizeof). A backend reads and writes no more than
 //     that, so either side may be older than the other. Zeroed remaining fields mean "default".
-//   * A model may be shared by many sessions. A session is used by one thread at a time.
+//   * A model may be shared by many sessions. A session is used by one call at a time: calls for it from inside its own
+//     callback are refused (GGML_DIFFUSION_INVALID; session_free() then does nothing).
 //   * No call aborts the process or throws.
 
 #pragma once
@@ -140,6 +141,8 @@ struct ggml_diffusion_report {
     double   seconds_revision;
     double   seconds_sampling;
     double   seconds_waiting;
+    uint64_t buckets;           // of 32 rows, revision rows among them, in all forwards
+    double   npu_ms;            // of all forwards, by the cost table `npu`: 50 + 27.3 per bucket
 };
 
 struct ggml_diffusion_api {

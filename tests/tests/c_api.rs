@@ -43,7 +43,7 @@ fn layouts() -> Vec<(String, usize)> {
             size, n_prompt, n_generated, forwards_prefill, forwards_refresh, forwards_step, forwards_promotion,
             forwards_sweep, rows_dense, rows_padded, rows_revision, rows_logits, drafts_made, drafts_kept, revisions_made,
             revisions_replaced, revisions_remasked, n_committed, seconds_total, seconds_dense, seconds_revision,
-            seconds_sampling, seconds_waiting,
+            seconds_sampling, seconds_waiting, buckets, npu_ms,
         }
         "ggml_diffusion_api" = Api {
             size, version, last_error, n_options, option_info, model_load, model_free, model_get_info, session_new,
@@ -76,6 +76,51 @@ fn structs_are_laid_out_as_the_header_says() {
     for ((expression, ours), theirs) in layouts.iter().zip(values) {
         assert_eq!(*ours, theirs, "{expression}");
     }
+}
+
+#[test]
+fn numbers_are_those_of_the_header() {
+    use proc::{EventType, StageCode, Status};
+    let numbers = [
+        ("GGML_DIFFUSION_OK", Status::Ok as i32),
+        ("GGML_DIFFUSION_INVALID", Status::Invalid as i32),
+        ("GGML_DIFFUSION_UNSUPPORTED", Status::Unsupported as i32),
+        ("GGML_DIFFUSION_FAILED", Status::Failed as i32),
+        ("GGML_DIFFUSION_CANCELLED", Status::Cancelled as i32),
+        ("GGML_DIFFUSION_MASKED", StageCode::Masked as i32),
+        ("GGML_DIFFUSION_VISIBLE", StageCode::Visible as i32),
+        ("GGML_DIFFUSION_STABLE", StageCode::Stable as i32),
+        ("GGML_DIFFUSION_DRAFT", StageCode::Draft as i32),
+        (
+            "GGML_DIFFUSION_EVENT_COMMITTED",
+            EventType::Committed as i32,
+        ),
+        ("GGML_DIFFUSION_EVENT_REPLACED", EventType::Replaced as i32),
+        ("GGML_DIFFUSION_EVENT_REMASKED", EventType::Remasked as i32),
+        (
+            "GGML_DIFFUSION_EVENT_STABLE_PREFIX",
+            EventType::StablePrefix as i32,
+        ),
+        ("GGML_DIFFUSION_EVENT_STEP", EventType::Step as i32),
+        (
+            "GGML_DIFFUSION_API_VERSION",
+            i32::try_from(proc::API_VERSION).unwrap(),
+        ),
+    ];
+    let mut source = String::from("#include \"ggml-diffusion.h\"\n");
+    for (name, ours) in numbers {
+        writeln!(source, "_Static_assert({name} == {ours}, \"{name}\");").unwrap();
+    }
+    // As many as the header has.
+    let header = std::fs::read_to_string(repository().join("backend/include/ggml-diffusion.h"));
+    let is_number = |line: &&str| line.starts_with("    GGML_DIFFUSION_") && line.contains('=');
+    let n_enumerators = header.unwrap().lines().filter(is_number).count();
+    assert_eq!(n_enumerators + 1, numbers.len());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("numbers.c");
+    std::fs::write(&file, source).unwrap();
+    let flags = ["-c", &include_flag()];
+    compile(&file, repository(), &flags, &dir.path().join("numbers.o"));
 }
 
 #[test]

@@ -17,8 +17,8 @@ use llada_npu_ffi::guard;
 pub use failure::{Failure, Status};
 pub use handle::{ModelHandle, SessionHandle};
 pub use types::{
-    API_VERSION, Api, Callback, Event, ModelInfo, ModelParams, OptionInfo, Progress, Report,
-    SessionParams, SizedStruct,
+    API_VERSION, Api, Callback, Event, EventType, ModelInfo, ModelParams, OptionInfo, Progress,
+    Report, SessionParams, SizedStruct, StageCode,
 };
 
 use types::{read, write};
@@ -165,7 +165,10 @@ unsafe extern "C" fn session_new(
 unsafe extern "C" fn session_free(session: *mut SessionHandle) {
     guard("session_free", (), || {
         // SAFETY: the caller gives the handle back (ggml-diffusion.h).
-        drop(unsafe { SessionHandle::from_handle(session) });
+        if let Err(failure) = unsafe { SessionHandle::free(session) } {
+            failure::remember(&failure);
+            log::error!("session_free: {failure}");
+        }
     });
 }
 
@@ -175,13 +178,13 @@ unsafe extern "C" fn session_set(
     value: *const c_char,
 ) -> c_int {
     enter_status("session_set", || {
-        // SAFETY: the caller passes a live handle that one thread uses (ggml-diffusion.h), here and below.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
+        // SAFETY: the caller passes a live handle (ggml-diffusion.h), here and below.
+        let mut state = unsafe { SessionHandle::enter(session)? };
         // SAFETY: the caller passes NUL-terminated strings.
         let key = unsafe { string("key", key)? };
         // SAFETY: as above.
         let value = unsafe { string("value", value)? };
-        call::session_set(state, key, value)
+        call::session_set(&mut state, key, value)
     })
 }
 
@@ -192,8 +195,8 @@ unsafe extern "C" fn session_check(
 ) -> c_int {
     enter_status("session_check", || {
         // SAFETY: see session_set.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
-        call::session_check(state, n_prompt, n_generate)
+        let state = unsafe { SessionHandle::enter(session)? };
+        call::session_check(&state, n_prompt, n_generate)
     })
 }
 
@@ -207,7 +210,7 @@ unsafe extern "C" fn generate(
 ) -> c_int {
     enter_status("generate", || {
         // SAFETY: see session_set.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
+        let mut state = unsafe { SessionHandle::enter(session)? };
         let n = call::count("n_prompt", n_prompt)?;
         if prompt.is_null() && n > 0 {
             return Err(Failure::Null { name: "prompt" });
@@ -218,7 +221,7 @@ unsafe extern "C" fn generate(
             // SAFETY: not NULL; the caller passes `n_prompt` tokens that nobody changes during the call.
             unsafe { std::slice::from_raw_parts(prompt, n as usize) }
         };
-        call::generate(state, prompt, n_generate, &mut |event| {
+        call::generate(&mut state, prompt, n_generate, &mut |event| {
             // SAFETY: the caller gave this function to be called with this pointer during the call.
             callback.map_or(0, |callback| unsafe { callback(event, user_data) })
         })
@@ -228,7 +231,7 @@ unsafe extern "C" fn generate(
 unsafe extern "C" fn output(session: *mut SessionHandle, tokens: *mut i32, n_max: i32) -> i32 {
     enter("output", Status::code, || {
         // SAFETY: see session_set.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
+        let state = unsafe { SessionHandle::enter(session)? };
         let n_max = call::count("n_max", n_max)? as usize;
         if tokens.is_null() && n_max > 0 {
             return Err(Failure::Null { name: "tokens" });
@@ -246,7 +249,7 @@ unsafe extern "C" fn output(session: *mut SessionHandle, tokens: *mut i32, n_max
 unsafe extern "C" fn get_report(session: *mut SessionHandle, report: *mut Report) -> c_int {
     enter_status("get_report", || {
         // SAFETY: see session_set.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
+        let state = unsafe { SessionHandle::enter(session)? };
         // SAFETY: see option_info.
         unsafe { write(report, &call::report(state.session.report())) }
     })
@@ -259,7 +262,7 @@ unsafe extern "C" fn get_report_json(
 ) -> i32 {
     enter("get_report_json", Status::code, || {
         // SAFETY: see session_set.
-        let state = unsafe { SessionHandle::borrow_handle(session)? };
+        let state = unsafe { SessionHandle::enter(session)? };
         if text.is_null() && n_max > 0 {
             return Err(Failure::Null { name: "text" });
         }

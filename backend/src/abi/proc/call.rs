@@ -10,8 +10,10 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use super::failure::Failure;
-use super::handle::{ModelState, SessionState};
-use super::types::{Event, ModelInfo, ModelParams, OptionInfo, Report, SessionParams};
+use super::handle::{ModelState, SessionCell, SessionState};
+use super::types::{
+    Event, EventType, ModelInfo, ModelParams, OptionInfo, Report, SessionParams, StageCode,
+};
 use crate::decode::{self, OPTIONS, Params, Stage};
 use crate::engine::sample::Sampling;
 use crate::engine::{
@@ -21,6 +23,10 @@ use crate::model::gguf::GgmlType;
 
 /// `seed` that asks for a random one.
 const RANDOM_SEED: u32 = u32::MAX;
+/// `type_k` and `type_v` that leave the choice to us.
+const DEFAULT_TYPE: i32 = -1;
+/// What a field of an event holds that the event does not have, and the id of a token that a model does not have.
+const NONE: i32 = -1;
 
 /// What fields mean that a caller does not have.
 pub(super) const DEFAULT_MODEL_PARAMS: ModelParams = ModelParams {
@@ -35,8 +41,8 @@ pub(super) const DEFAULT_SESSION_PARAMS: SessionParams = SessionParams {
     size: size_of::<SessionParams>(),
     n_ctx: 0,
     n_threads: 0,
-    type_k: -1,
-    type_v: -1,
+    type_k: DEFAULT_TYPE,
+    type_v: DEFAULT_TYPE,
     seed: RANDOM_SEED,
     temperature: 0.0,
     top_k: 0,
@@ -115,7 +121,7 @@ pub(super) fn model_load(
 pub(super) fn model_info(state: &ModelState) -> ModelInfo {
     let file = state.model.file();
     let (hparams, tokens, weights) = (file.hparams(), file.tokens(), file.weights());
-    let id = |token: Option<u32>| token.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1);
+    let id = |token: Option<u32>| token.and_then(|id| i32::try_from(id).ok()).unwrap_or(NONE);
     ModelInfo {
         size: size_of::<ModelInfo>(),
         architecture: state.architecture.as_ptr(),
@@ -134,7 +140,7 @@ pub(super) fn model_info(state: &ModelState) -> ModelInfo {
 pub(super) fn session_new(
     state: &ModelState,
     params: &SessionParams,
-) -> Result<SessionState, Failure> {
+) -> Result<SessionCell, Failure> {
     let seed = match params.seed {
         RANDOM_SEED => RandomState::new().hash_one(0),
         seed => seed.into(),
@@ -152,19 +158,20 @@ pub(super) fn session_new(
         },
     };
     let session = Session::new(state.model.clone(), params)?;
-    Ok(SessionState {
+    Ok(SessionCell::new(SessionState {
         session,
         params: Params::default(),
-        busy: false,
-    })
+    }))
 }
 
 fn kv_type(name: &'static str, id: i32) -> Result<KvType, Failure> {
-    match id {
-        -1 | 1 => Ok(KvType::F16),
-        0 => Ok(KvType::F32),
-        _ => {
-            let ty = u32::try_from(id).ok().and_then(GgmlType::from_id);
+    if id == DEFAULT_TYPE {
+        return Ok(KvType::F16);
+    }
+    match u32::try_from(id).ok().and_then(GgmlType::from_id) {
+        Some(GgmlType::F16) => Ok(KvType::F16),
+        Some(GgmlType::F32) => Ok(KvType::F32),
+        ty => {
             let ty = ty.map_or_else(|| id.to_string(), |ty| ty.name().to_owned());
             Err(Failure::KvType { name, ty })
         }
@@ -210,13 +217,10 @@ pub(super) fn generate(
     callback: &mut dyn FnMut(&Event) -> i32,
 ) -> Result<(), Failure> {
     let n_generate = count("n_generate", n_generate)?;
-    if std::mem::replace(&mut state.busy, true) {
-        return Err(Failure::Poisoned);
-    }
     let mut stages = Vec::new();
     let mut on_event = |event: &decode::Event, view: &CanvasView<'_>| {
         stages.clear();
-        stages.extend(view.stages.iter().map(|&stage| stage_code(stage)));
+        stages.extend(view.stages.iter().map(|&stage| stage_code(stage) as u8));
         match callback(&event_for_c(event, view, &stages)) {
             0 => Control::Continue,
             _ => Control::Cancel,
@@ -225,31 +229,30 @@ pub(super) fn generate(
     let result = state
         .session
         .generate(prompt, n_generate, &state.params, &mut on_event);
-    state.busy = false;
     result
         .map(|_| ())
         .map_err(|error: EngineError| error.into())
 }
 
-const fn stage_code(stage: Stage) -> u8 {
+const fn stage_code(stage: Stage) -> StageCode {
     match stage {
-        Stage::Invisible => 0,
-        Stage::Draft => 3,
-        Stage::Visible => 1,
-        Stage::Stable => 2,
+        Stage::Invisible => StageCode::Masked,
+        Stage::Draft => StageCode::Draft,
+        Stage::Visible => StageCode::Visible,
+        Stage::Stable => StageCode::Stable,
     }
 }
 
 fn event_for_c(event: &decode::Event, view: &CanvasView<'_>, stages: &[u8]) -> Event {
     let int = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
-    let blank = Event {
+    let blank = |ty: EventType| Event {
         size: size_of::<Event>(),
-        type_: 0,
-        pos: -1,
-        token: -1,
-        stage: -1,
-        step: -1,
-        n: -1,
+        type_: ty as i32,
+        pos: NONE,
+        token: NONE,
+        stage: NONE,
+        step: NONE,
+        n: NONE,
         canvas: view.tokens.as_ptr(),
         stages: stages.as_ptr(),
         n_canvas: signed(view.tokens.len()),
@@ -257,33 +260,28 @@ fn event_for_c(event: &decode::Event, view: &CanvasView<'_>, stages: &[u8]) -> E
     };
     match *event {
         decode::Event::Committed { pos, token, stage } => Event {
-            type_: 0,
             pos: int(pos),
             token,
-            stage: stage_code(stage).into(),
-            ..blank
+            stage: stage_code(stage) as i32,
+            ..blank(EventType::Committed)
         },
         decode::Event::Replaced { pos, token } => Event {
-            type_: 1,
             pos: int(pos),
             token,
-            ..blank
+            ..blank(EventType::Replaced)
         },
         decode::Event::Remasked { pos } => Event {
-            type_: 2,
             pos: int(pos),
-            ..blank
+            ..blank(EventType::Remasked)
         },
         decode::Event::StablePrefix { len } => Event {
-            type_: 3,
             n: int(len),
-            ..blank
+            ..blank(EventType::StablePrefix)
         },
         decode::Event::Step { step, n_masked, .. } => Event {
-            type_: 4,
             step: int(step),
             n: int(n_masked),
-            ..blank
+            ..blank(EventType::Step)
         },
     }
 }
@@ -315,5 +313,7 @@ pub(super) fn report(report: &RunReport) -> Report {
         seconds_revision: report.revision.as_secs_f64(),
         seconds_sampling: report.sampling.as_secs_f64(),
         seconds_waiting: report.waiting.as_secs_f64(),
+        buckets: counts.buckets,
+        npu_ms: counts.npu_ms(),
     }
 }

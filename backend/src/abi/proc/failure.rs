@@ -75,6 +75,9 @@ pub enum Failure {
         /// Name of the parameter.
         name: &'static str,
     },
+    /// A session inside whose call another was made, as a callback may.
+    #[error("session is inside another call")]
+    Busy,
     /// A session that panicked before.
     #[error("session failed earlier and must be freed")]
     Poisoned,
@@ -104,6 +107,7 @@ impl Failure {
             | Self::Number { .. }
             | Self::KvType { .. }
             | Self::Utf8 { .. }
+            | Self::Busy
             | Self::Param(_) => Status::Invalid,
             Self::Poisoned | Self::Panic { .. } | Self::Init(_) => Status::Failed,
             Self::Engine(error) => engine_status(error),

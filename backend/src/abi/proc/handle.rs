@@ -1,8 +1,11 @@
 //! What the opaque handles point to.
 
+use std::cell::UnsafeCell;
 use std::ffi::CString;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::failure::Failure;
 use crate::decode::Params;
@@ -15,11 +18,11 @@ pub struct ModelHandle {
     opaque: PhantomData<ModelState>,
 }
 
-/// `struct ggml_diffusion_session`, never defined for C: a `SessionState` in a box.
+/// `struct ggml_diffusion_session`, never defined for C: a `SessionCell` in a box.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SessionHandle {
-    opaque: PhantomData<SessionState>,
+    opaque: PhantomData<SessionCell>,
 }
 
 /// Behind a model handle.
@@ -34,8 +37,76 @@ pub(super) struct ModelState {
 pub(super) struct SessionState {
     pub(super) session: Session,
     pub(super) params: Params,
-    /// Set while a call is inside: a call that finds it set follows one that panicked.
-    pub(super) busy: bool,
+}
+
+/// No call is inside.
+const FREE: u8 = 0;
+/// A call is inside.
+const BUSY: u8 = 1;
+/// A call panicked.
+const FAILED: u8 = 2;
+
+/// A session state that one call at a time uses: a callback may try to come back into the call that it was called by.
+#[derive(Debug)]
+pub(super) struct SessionCell {
+    used: AtomicU8,
+    state: UnsafeCell<SessionState>,
+}
+
+impl SessionCell {
+    pub(super) const fn new(state: SessionState) -> Self {
+        Self {
+            used: AtomicU8::new(FREE),
+            state: UnsafeCell::new(state),
+        }
+    }
+
+    fn enter(&self) -> Result<(), Failure> {
+        let entered = self
+            .used
+            .compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed);
+        match entered {
+            Ok(_) => Ok(()),
+            Err(BUSY) => Err(Failure::Busy),
+            Err(_) => Err(Failure::Poisoned),
+        }
+    }
+}
+
+/// The state of a session during one call.
+///
+/// # Invariants
+/// The cell is `BUSY`, by this guard.
+#[derive(Debug)]
+pub(super) struct SessionGuard<'a> {
+    cell: &'a SessionCell,
+}
+
+impl Deref for SessionGuard<'_> {
+    type Target = SessionState;
+
+    fn deref(&self) -> &SessionState {
+        // SAFETY: nobody else has the state while the cell is busy by this guard.
+        unsafe { &*self.cell.state.get() }
+    }
+}
+
+impl DerefMut for SessionGuard<'_> {
+    fn deref_mut(&mut self) -> &mut SessionState {
+        // SAFETY: as above, and this guard is borrowed mutably.
+        unsafe { &mut *self.cell.state.get() }
+    }
+}
+
+impl Drop for SessionGuard<'_> {
+    fn drop(&mut self) {
+        let after = if std::thread::panicking() {
+            FAILED
+        } else {
+            FREE
+        };
+        self.cell.used.store(after, Ordering::Release);
+    }
 }
 
 macro_rules! handle {
@@ -62,7 +133,7 @@ macro_rules! handle {
 }
 
 handle!(ModelHandle, ModelState);
-handle!(SessionHandle, SessionState);
+handle!(SessionHandle, SessionCell);
 
 impl ModelHandle {
     /// Borrows the state behind a handle; threads share models.
@@ -79,17 +150,38 @@ impl ModelHandle {
 }
 
 impl SessionHandle {
-    /// Borrows the state behind a handle; a session is used by one thread at a time.
+    /// Takes the state behind a handle for one call.
     ///
     /// # Errors
-    /// [`Failure::Null`].
+    /// [`Failure::Null`]; [`Failure::Busy`] inside another call; [`Failure::Poisoned`] after a panic.
     ///
     /// # Safety
-    /// `handle` is NULL or came from `into_handle`, is not freed during `'a`, and nobody else uses it then.
-    pub(super) unsafe fn borrow_handle<'a>(
-        handle: *mut Self,
-    ) -> Result<&'a mut SessionState, Failure> {
-        // SAFETY: the caller guarantees a live box that it alone uses.
-        unsafe { handle.cast::<SessionState>().as_mut() }.ok_or(Failure::Null { name: "session" })
+    /// `handle` is NULL or came from `into_handle`, and is not freed during `'a` but by [`free`](Self::free).
+    pub(super) unsafe fn enter<'a>(handle: *mut Self) -> Result<SessionGuard<'a>, Failure> {
+        // SAFETY: the caller guarantees a live box; of the cell, threads and calls share references only.
+        let cell = unsafe { handle.cast::<SessionCell>().as_ref() };
+        let cell = cell.ok_or(Failure::Null { name: "session" })?;
+        cell.enter()?;
+        // INVARIANT: just entered.
+        Ok(SessionGuard { cell })
+    }
+
+    /// Frees a session; NULL is none.
+    ///
+    /// # Errors
+    /// [`Failure::Busy`] inside another call: the session stays.
+    ///
+    /// # Safety
+    /// `handle` is NULL or came from `into_handle`, and is not used after it was freed.
+    pub(super) unsafe fn free(handle: *mut Self) -> Result<(), Failure> {
+        // SAFETY: as the caller guarantees.
+        match unsafe { Self::enter(handle) } {
+            Ok(guard) => drop(guard),
+            Err(Failure::Busy) => return Err(Failure::Busy),
+            Err(_) => {}
+        }
+        // SAFETY: as the caller guarantees; no call is inside.
+        drop(unsafe { Self::from_handle(handle) });
+        Ok(())
     }
 }

@@ -153,6 +153,29 @@ pub struct SessionParams {
     pub top_p: f32,
 }
 
+/// `enum ggml_diffusion_stage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the header documents the stages")]
+pub enum StageCode {
+    Masked = 0,
+    Visible = 1,
+    Stable = 2,
+    Draft = 3,
+}
+
+/// `enum ggml_diffusion_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+#[expect(missing_docs, reason = "the header documents the events")]
+pub enum EventType {
+    Committed = 0,
+    Replaced = 1,
+    Remasked = 2,
+    StablePrefix = 3,
+    Step = 4,
+}
+
 /// `struct ggml_diffusion_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -202,6 +225,8 @@ pub struct Report {
     pub seconds_revision: f64,
     pub seconds_sampling: f64,
     pub seconds_waiting: f64,
+    pub buckets: u64,
+    pub npu_ms: f64,
 }
 
 sized! {
@@ -218,12 +243,12 @@ sized! {
         type_ @ 8, pos @ 12, token @ 16, stage @ 20, step @ 24, n @ 28, canvas @ 32, stages @ 40, n_canvas @ 48,
         n_prompt @ 52,
     }
-    Report = "report", 136 {
+    Report = "report", 152 {
         n_prompt @ 8, n_generated @ 12, forwards_prefill @ 16, forwards_refresh @ 20, forwards_step @ 24,
         forwards_promotion @ 28, forwards_sweep @ 32, rows_dense @ 40, rows_padded @ 48, rows_revision @ 56,
         rows_logits @ 64, drafts_made @ 72, drafts_kept @ 76, revisions_made @ 80, revisions_replaced @ 84,
         revisions_remasked @ 88, n_committed @ 92, seconds_total @ 96, seconds_dense @ 104, seconds_revision @ 112,
-        seconds_sampling @ 120, seconds_waiting @ 128,
+        seconds_sampling @ 120, seconds_waiting @ 128, buckets @ 136, npu_ms @ 144,
     }
 }
 
