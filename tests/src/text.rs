@@ -102,7 +102,8 @@ fn difference(expected: &Decoded, got: &Generated, rule: Rule<'_>) -> Option<Str
         }
     }
     if rule.same == Same::Everything {
-        let rows = got.report.counts.rows_dense;
+        let counts = &got.report.counts;
+        let rows = counts.rows_dense + counts.rows_revision;
         if (n_forwards, rows) != (expected.forwards as usize, expected.rows) {
             return Some(format!(
                 "{n_forwards} forwards of {rows} rows instead of {} of {}",

@@ -318,6 +318,72 @@ fn cached_without_a_cache_equals_llada_reference() {
     assert!(n >= 8, "only {n} texts without an end token");
 }
 
+/// Mode `full` on random models, whose confidences are low: thresholds that tokens reach, miss and lose again.
+#[test]
+fn full_texts_equal_the_reference() {
+    for arch in [LLADA, DREAM] {
+        let mut numpy = Numpy::new();
+        let path = numpy.make(arch);
+        let plain = numpy.golden(&path, "--mode full --gen 24 --block 8 --count 6");
+        numpy.run();
+        let (path, ends) = with_frequent_ends(&numpy, &path, &decoded(&plain), "ends.gguf");
+        let full = |suffix: &str, ways: &[(&str, &str)]| {
+            let numpy = |(key, value)| format!(" --{key} {value}");
+            let option = |(key, value): (&str, &str)| match key {
+                "block" => format!(" block-length={value}"),
+                "budget" | "radius" => format!(" revision-{key}={value}"),
+                _ => format!(" {key}={value}"),
+            };
+            let [numpy, options] = [
+                ways.iter().map(|&way| numpy(way)).collect::<String>(),
+                ways.iter().map(|&way| option(way)).collect(),
+            ];
+            case(
+                29,
+                &format!(
+                    "--mode full --suffix {suffix} --end-ids {},{}{numpy}",
+                    ends[0], ends[1]
+                ),
+                &format!("mode=full suffix={suffix}{options}"),
+                Same::Everything,
+            )
+        };
+        let taus = [
+            ("tau-visible", "0.3"),
+            ("tau-stable", "0.7"),
+            ("draft-threshold", "0.4"),
+            ("tau-replace", "0.4"),
+            ("tau-remask", "0.2"),
+        ];
+        let with = |more: &[(&'static str, &'static str)]| [&taus, more].concat();
+        let cases = vec![
+            full("none", &[("block", "8")]),
+            full("none", &with(&[("block", "8"), ("budget", "8")])),
+            full(
+                "5",
+                &with(&[("block", "8"), ("budget", "2"), ("refresh-blocks", "0")]),
+            ),
+            full(
+                "all",
+                &with(&[("block", "8"), ("budget", "2"), ("radius", "0")]),
+            ),
+            full(
+                "none",
+                &with(&[
+                    ("block", "16"),
+                    ("max-revisions", "1"),
+                    ("lookahead-max", "6"),
+                ]),
+            ),
+            full(
+                "all",
+                &with(&[("block", "32"), ("budget", "3"), ("final-sweep", "2")]),
+            ),
+        ];
+        compare_golden(&format!("{arch} full"), &mut numpy, &path, cases, 4, 0);
+    }
+}
+
 /// 100 real prompts in the model's chat template, evenly from all tasks.
 fn real_prompts(path: &Path) -> Vec<Vec<i32>> {
     let llama = Llama::load(path, 8);
@@ -346,6 +412,12 @@ fn the_trained_model_gives_the_reference_text_on_100_prompts() {
             96,
             &format!("--mode cached --block 32 --end-ids {},{}", ends[0], ends[1]),
             "mode=cached block-length=32",
+            Same::Text,
+        ),
+        case(
+            96,
+            &format!("--mode full --end-ids {},{}", ends[0], ends[1]),
+            "mode=full suffix=none block-length=32",
             Same::Text,
         ),
     ];
