@@ -70,6 +70,8 @@ qnn_tests() {
 run_qnn() {
     local status=0
     qnn_tests || status=1
+    LLADA_NPU_QNN_DIR=$(qnn_dir "$QNN_VERSION") with_ccache cargo test --locked --release --no-fail-fast \
+        -p llada-npu -p llada-npu-tests --test qnn_emulation -- --show-output || status=1
     "$REPO/scripts/test-arm64.sh" qnn || status=1
     return "$status"
 }

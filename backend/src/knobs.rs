@@ -6,6 +6,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use llada_npu_ffi::qnn::{PerformanceMode, Soc};
+
+use crate::device::qnn::{Linear, RowCounts, Tier};
 use crate::memory::runtime::Policy;
 
 /// A variable whose value cannot be used.
@@ -185,6 +188,173 @@ pub static LLADA_NPU_MEMORY: Knob<Policy> = Knob {
     parse: parse_policy,
 };
 
+/// Where dense work runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// On an NPU where a library and a device are found, else on the host.
+    Auto,
+    /// On QNN's library, an emulation included; on the host where that is impossible.
+    Qnn,
+    /// On the host.
+    Host,
+}
+
+fn parse_accel(value: &str) -> Option<Accel> {
+    match value {
+        "auto" => Some(Accel::Auto),
+        "qnn" => Some(Accel::Qnn),
+        "host" => Some(Accel::Host),
+        _ => None,
+    }
+}
+
+/// Where dense work runs.
+pub static LLADA_NPU_ACCEL: Knob<Accel> = Knob {
+    name: "LLADA_NPU_ACCEL",
+    expected: "auto, qnn or host",
+    help: "compute products with weights on an NPU through QNN where its library and a device are found (not in emulation), by the library in any case, or on the CPU",
+    default: Accel::Auto,
+    parse: parse_accel,
+};
+
+/// Where QNN's libraries are.
+pub static LLADA_NPU_QNN_DIR: Knob<Option<PathBuf>> = Knob {
+    name: "LLADA_NPU_QNN_DIR",
+    expected: "a directory",
+    help: "`libQnnHtp.so` is loaded from here, not from where the system looks",
+    default: None,
+    parse: parse_dir,
+};
+
+fn parse_soc(value: &str) -> Option<Soc> {
+    Soc::by_name(value)
+}
+
+/// The chip to emulate.
+pub static LLADA_NPU_QNN_SOC: Knob<Soc> = Knob {
+    name: "LLADA_NPU_QNN_SOC",
+    expected: "SM8550, SM8650, SM8750, SM8850, …",
+    help: "the chip that QNN emulates on x86-64, SM8650 by default; phones know theirs",
+    default: Soc::SM8650,
+    parse: parse_soc,
+};
+
+fn parse_performance(value: &str) -> Option<PerformanceMode> {
+    match value {
+        "burst" => Some(PerformanceMode::Burst),
+        "high" => Some(PerformanceMode::High),
+        "balanced" => Some(PerformanceMode::Balanced),
+        "saver" => Some(PerformanceMode::PowerSaver),
+        _ => None,
+    }
+}
+
+/// How fast the NPU is asked to be.
+pub static LLADA_NPU_QNN_PERFORMANCE: Knob<PerformanceMode> = Knob {
+    name: "LLADA_NPU_QNN_PERFORMANCE",
+    expected: "burst, high, balanced or saver",
+    help: "clocks that the NPU is asked for",
+    default: PerformanceMode::Burst,
+    parse: parse_performance,
+};
+
+fn parse_vtcm(value: &str) -> Option<Option<u32>> {
+    Some(Some(value.parse().ok()?))
+}
+
+/// Fast memory of a graph.
+pub static LLADA_NPU_QNN_VTCM: Knob<Option<u32>> = Knob {
+    name: "LLADA_NPU_QNN_VTCM",
+    expected: "MiB",
+    help: "fast memory (VTCM) that a graph may use, 0 for all of it; the library's choice where it is not set",
+    default: None,
+    parse: parse_vtcm,
+};
+
+/// Row counts of graphs.
+pub static LLADA_NPU_QNN_ROWS: Knob<RowCounts> = Knob {
+    name: "LLADA_NPU_QNN_ROWS",
+    expected: "numbers, separated by commas",
+    help: "row counts that graphs are built for, 32,64,96,128,256,512 by default; rows are padded to the next; each that is met has its own copy of the weights",
+    default: RowCounts::DEFAULT,
+    parse: RowCounts::parse,
+};
+
+fn parse_tier(value: &str) -> Option<Tier> {
+    match value {
+        "block" => Some(Tier::Block),
+        "half" => Some(Tier::Half),
+        "int8" => Some(Tier::Int8),
+        _ => None,
+    }
+}
+
+/// What weights become.
+pub static LLADA_NPU_QNN_WEIGHTS: Knob<Tier> = Knob {
+    name: "LLADA_NPU_QNN_WEIGHTS",
+    expected: "block, half or int8",
+    help: "weights for QNN: ggml's blocks as they are, half floats, or bytes with one scale per row (rounded anew) and activations of 16 bits",
+    default: Tier::Block,
+    parse: parse_tier,
+};
+
+fn parse_linear(value: &str) -> Option<Linear> {
+    match value {
+        "fc" => Some(Linear::FullyConnected),
+        "conv" => Some(Linear::Conv),
+        _ => None,
+    }
+}
+
+/// How products are written down for QNN.
+pub static LLADA_NPU_QNN_LINEAR: Knob<Linear> = Knob {
+    name: "LLADA_NPU_QNN_LINEAR",
+    expected: "fc or conv",
+    help: "products are fully connected layers or convolutions of one pixel; `int8` weights always take convolutions",
+    default: Linear::FullyConnected,
+    parse: parse_linear,
+};
+
+fn parse_seconds(value: &str) -> Option<f64> {
+    let seconds: f64 = value.parse().ok()?;
+    (seconds > 0.0 && seconds <= 1e6).then_some(seconds)
+}
+
+/// How long a call of QNN's library may take.
+pub static LLADA_NPU_QNN_TIMEOUT: Knob<f64> = Knob {
+    name: "LLADA_NPU_QNN_TIMEOUT",
+    expected: "seconds, 120 by default",
+    help: "a call of QNN's library that takes longer is given up, and the library with it",
+    default: 120.0,
+    parse: parse_seconds,
+};
+
+/// What becomes of the host's bytes of weights that an accelerator holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostWeights {
+    /// They stay in memory.
+    Keep,
+    /// Pages of a mapped file are given back.
+    Drop,
+}
+
+fn parse_host_weights(value: &str) -> Option<HostWeights> {
+    match value {
+        "keep" => Some(HostWeights::Keep),
+        "drop" => Some(HostWeights::Drop),
+        _ => None,
+    }
+}
+
+/// What becomes of the host's bytes of weights that an accelerator holds.
+pub static LLADA_NPU_HOST_WEIGHTS: Knob<HostWeights> = Knob {
+    name: "LLADA_NPU_HOST_WEIGHTS",
+    expected: "keep or drop",
+    help: "the CPU's bytes of weights that QNN holds stay in memory, or their pages are given back where they lie in a mapped model file, from which they return when the CPU needs them",
+    default: HostWeights::Keep,
+    parse: parse_host_weights,
+};
+
 /// Returns the directory of `LLADA_NPU_CACHE`, or its place in the user's home; `None` where there is no home.
 #[must_use]
 pub fn cache_dir() -> Option<PathBuf> {
@@ -221,52 +391,29 @@ mod tests {
         }
         assert_eq!(parse_policy("lru"), Some(Policy::Lru));
         assert_eq!(parse_policy("best"), None);
+        assert_eq!(parse_accel("qnn"), Some(Accel::Qnn));
+        assert_eq!(parse_accel("npu"), None);
+        assert_eq!(parse_soc("SM8650"), Some(Soc::SM8650));
+        assert_eq!(parse_seconds("0"), None);
+        assert_eq!(parse_seconds("2.5"), Some(2.5));
+        assert_eq!(parse_vtcm("x"), None);
+        assert_eq!(parse_tier("int8"), Some(Tier::Int8));
+        assert_eq!(parse_linear("conv"), Some(Linear::Conv));
+        assert_eq!(parse_performance("fast"), None);
+        assert_eq!(parse_host_weights("drop"), Some(HostWeights::Drop));
     }
 
     #[test]
     fn the_readme_has_every_variable() {
         let readme = include_str!("../../README.md");
-        let rows = [
-            (
-                LLADA_NPU_STRICT.name,
-                LLADA_NPU_STRICT.expected,
-                LLADA_NPU_STRICT.help,
-            ),
-            (
-                LLADA_NPU_LOG.name,
-                LLADA_NPU_LOG.expected,
-                LLADA_NPU_LOG.help,
-            ),
-            (
-                LLADA_NPU_KERNEL.name,
-                LLADA_NPU_KERNEL.expected,
-                LLADA_NPU_KERNEL.help,
-            ),
-            (
-                LLADA_NPU_REPACK.name,
-                LLADA_NPU_REPACK.expected,
-                LLADA_NPU_REPACK.help,
-            ),
-            (
-                LLADA_NPU_CACHE.name,
-                LLADA_NPU_CACHE.expected,
-                LLADA_NPU_CACHE.help,
-            ),
-            (
-                LLADA_NPU_CACHE_MAX.name,
-                LLADA_NPU_CACHE_MAX.expected,
-                LLADA_NPU_CACHE_MAX.help,
-            ),
-            (
-                LLADA_NPU_BUDGET.name,
-                LLADA_NPU_BUDGET.expected,
-                LLADA_NPU_BUDGET.help,
-            ),
-            (
-                LLADA_NPU_MEMORY.name,
-                LLADA_NPU_MEMORY.expected,
-                LLADA_NPU_MEMORY.help,
-            ),
+        macro_rules! rows {
+            ($($knob:ident)*) => { [$(($knob.name, $knob.expected, $knob.help)),*] };
+        }
+        let rows = rows![
+            LLADA_NPU_STRICT LLADA_NPU_LOG LLADA_NPU_KERNEL LLADA_NPU_REPACK LLADA_NPU_CACHE LLADA_NPU_CACHE_MAX
+            LLADA_NPU_BUDGET LLADA_NPU_MEMORY
+            LLADA_NPU_ACCEL LLADA_NPU_QNN_DIR LLADA_NPU_QNN_SOC LLADA_NPU_QNN_PERFORMANCE LLADA_NPU_QNN_VTCM
+            LLADA_NPU_QNN_ROWS LLADA_NPU_QNN_WEIGHTS LLADA_NPU_QNN_LINEAR LLADA_NPU_QNN_TIMEOUT LLADA_NPU_HOST_WEIGHTS
         ];
         for (name, expected, help) in rows {
             let row = format!("| `{name}` | {expected} | {help} |");

@@ -4,6 +4,7 @@
 //! * the code under test: [`engine`];
 //! * [`host`]: the plug-in, the stock tools, small C hosts;
 //! * [`program`], [`terminal`]: the command line as its users see it; [`gguf_edit`]: broken copies of a model;
+//! * [`qnn`]: generations through QNN libraries;
 //! * [`files`]: models and tasks of the repository, changed copies of models; [`text`]: comparing generated texts.
 
 pub mod engine;
@@ -13,5 +14,6 @@ pub mod host;
 pub mod llama;
 pub mod numpy;
 pub mod program;
+pub mod qnn;
 pub mod terminal;
 pub mod text;

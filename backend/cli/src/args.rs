@@ -105,6 +105,9 @@ pub(crate) struct DoctorArgs {
     /// Show the log
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Try QNN's library in this process, for `doctor` itself
+    #[arg(long, hide = true)]
+    pub(crate) qnn_probe: bool,
 }
 
 /// Flags that `run` and `eval` share.

@@ -1,5 +1,7 @@
 //! `doctor`: what this program is made of and what it finds.
 
+mod qnn;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -34,7 +36,7 @@ struct Findings {
     /// Why the kernels are not those that were asked for.
     kernels_error: Option<String>,
     repack: RepackFindings,
-    qnn: &'static str,
+    qnn: qnn::Qnn,
     plugin: Plugin,
     model: Option<Model>,
 }
@@ -119,6 +121,7 @@ struct Summary {
     shift_logits: bool,
     /// Number of tensors by type.
     types: BTreeMap<&'static str, usize>,
+    copies: qnn::Copies,
 }
 
 /// Looks around and prints what is there.
@@ -126,6 +129,10 @@ struct Summary {
 /// # Errors
 /// [`Error::Model`] after the output when the model cannot be used.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
+    if args.qnn_probe {
+        qnn::child();
+        return Ok(());
+    }
     output::install_log(args.verbose);
     host::init();
     let opened = args
@@ -146,7 +153,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         kernels,
         kernels_error,
         repack: repack(),
-        qnn: "not built in this version",
+        qnn: qnn::look(),
         plugin: plugin(),
         model: opened.as_ref().map(|(path, result)| Model {
             path: path.to_path_buf(),
@@ -299,6 +306,7 @@ fn summary(model: &ModelFile) -> Summary {
         eot_token: tokens.eot,
         shift_logits: tokens.shift_logits,
         types,
+        copies: qnn::copies(model),
     }
 }
 
@@ -366,7 +374,7 @@ fn table(findings: &Findings) -> String {
         line("kernel", value);
     }
     line("repack", repack_line(&findings.repack));
-    line("qnn", findings.qnn.to_owned());
+    qnn::lines(&findings.qnn, &mut line);
     let plugin = &findings.plugin;
     let place = match (&plugin.path, plugin.found_by) {
         (Some(path), Some(found_by)) => format!("{} ({found_by}): ", path.display()),
@@ -380,7 +388,7 @@ fn table(findings: &Findings) -> String {
         ),
     );
     if let Some(model) = &findings.model {
-        model_lines(model, line);
+        model_lines(model, &findings.qnn, line);
     }
     text
 }
@@ -403,7 +411,7 @@ fn repack_line(repack: &RepackFindings) -> String {
     text
 }
 
-fn model_lines(model: &Model, mut line: impl FnMut(&str, String)) {
+fn model_lines(model: &Model, qnn: &qnn::Qnn, mut line: impl FnMut(&str, String)) {
     let path = model.path.display();
     let Some(summary) = &model.summary else {
         line("model", format!("{path}: cannot be used"));
@@ -450,4 +458,5 @@ fn model_lines(model: &Model, mut line: impl FnMut(&str, String)) {
         .map(|(name, n)| format!("{n} {name}"))
         .collect();
     line("", format!("tensors: {}", types.join(", ")));
+    line("", qnn::copies_line(&summary.copies, qnn));
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
-use llada_npu_ffi::ggml::plugin::view::{GraphView, Operands};
+use llada_npu_ffi::ggml::plugin::view::{GraphView, Operands, Source};
 use llada_npu_ffi::ggml::plugin::{AbortCallback, BackendImpl};
 use llada_npu_ffi::ggml::{OpCodes, Status};
 
@@ -13,10 +13,10 @@ use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
 use super::resident::Resident;
-use crate::device::{Accelerator, DeviceError, Op, Task};
+use crate::device::{Accelerator, DeviceError, Op, OperandError, Task};
 use crate::graph::{
-    Segment, Work, classify, cut, describe, is_weight, n_threads_for, objects, settle,
-    touches_tiles,
+    DensePlan, Role, Segment, Work, classify, cut, describe, facts, find, is_weight, n_threads_for,
+    objects, settle, touches_tiles,
 };
 use crate::memory::runtime::SessionError;
 use crate::memory::{PlainGuard, WeightStore};
@@ -91,6 +91,10 @@ pub struct NpuBackend {
     /// What the nodes of the current graph are, and how it is cut; kept for their memory.
     work: Vec<Work>,
     segments: Vec<Segment>,
+    /// What the accelerator was prepared for, if it takes whole segments.
+    dense: DensePlan,
+    /// Those that it has computed, in the current graph.
+    started: Vec<bool>,
 }
 
 impl NpuBackend {
@@ -112,6 +116,8 @@ impl NpuBackend {
             counts: Counts::default(),
             work: Vec::new(),
             segments: Vec::new(),
+            dense: DensePlan::default(),
+            started: Vec::new(),
         }
     }
 
@@ -143,11 +149,80 @@ impl NpuBackend {
         segment: Segment,
     ) -> Result<(), ComputeError> {
         match segment {
+            Segment::Native(node) if self.run_dense(graph, weights, node)? => Ok(()),
             Segment::Native(node) => self.run_native(graph, weights, node),
             Segment::Delegated { nodes, cost, .. } => {
                 self.run_delegated(graph, weights, nodes, cost)
             }
         }
+    }
+
+    /// Looks for dense segments and has the accelerator get ready for them.
+    fn prepare_dense(&mut self, graph: &mut GraphView<'_>, guard: &PlainGuard<'_>) {
+        self.dense.segments.clear();
+        self.dense.roles.clear();
+        self.started.clear();
+        // A budget is one of the host: its products are what it limits.
+        let is_wanted = self.resident.is_none();
+        let Some(accelerator) = self.accelerator.segments().filter(|_| is_wanted) else {
+            return;
+        };
+        let facts = facts(&self.codes, graph, &self.work, &|spec| {
+            accelerator.wants(spec)
+        });
+        self.dense = find(&facts, accelerator.fuses());
+        self.started.resize(self.dense.segments.len(), false);
+        let mut read = |node: usize, body: &mut dyn FnMut(&[u8])| {
+            if let Some(place) = graph.node(node).src(0).and_then(|src0| src0.place()) {
+                guard.use_plain(place.address, place.size_bytes, false);
+            }
+            if let Some(operands) = graph.operands(node)
+                && let Source::Data(bytes) = operands.srcs[0]
+            {
+                body(bytes);
+            }
+        };
+        accelerator.prepare(&self.dense.segments, guard, &mut read);
+    }
+
+    /// Computes a node as a part of a dense segment; tells whether it did, or nothing is left to do.
+    fn run_dense(
+        &mut self,
+        graph: &mut GraphView<'_>,
+        weights: &PlainGuard<'_>,
+        node: usize,
+    ) -> Result<bool, ComputeError> {
+        let Some(&Role::Member {
+            segment,
+            output,
+            starts,
+        }) = self.dense.roles.get(node)
+        else {
+            return Ok(false);
+        };
+        let Some(accelerator) = self.accelerator.segments() else {
+            return Ok(false);
+        };
+        if starts
+            && let Some(operands) = graph.operands(node)
+            && let Source::Data(x) = operands.srcs[1]
+        {
+            self.started[segment] = accelerator.start(segment, x);
+        }
+        if !self.started[segment] {
+            return Ok(false);
+        }
+        settle(&self.codes, weights, graph.node(node), true);
+        if let Some(output) = output {
+            // What this node reads was left out: nobody else can compute it now.
+            let dst = graph.result(node).ok_or(OperandError::Dst);
+            let finished = dst
+                .map_err(DeviceError::from)
+                .and_then(|dst| accelerator.finish(segment, output, dst));
+            finished.map_err(|source| ComputeError::Device { node, source })?;
+        }
+        self.counts.add(graph.node(node), By::Accelerator);
+        Ok(true)
     }
 
     fn run_native(
@@ -253,6 +328,8 @@ impl BackendImpl for NpuBackend {
         }));
         let mut segments = std::mem::take(&mut self.segments);
         cut(&self.work, &mut segments);
+        let store = Arc::clone(&self.store);
+        self.prepare_dense(graph, &store.plain());
         let result = self.run_all(graph, &segments);
         if let Some(resident) = &mut self.resident {
             resident.end();

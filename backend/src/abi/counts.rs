@@ -9,6 +9,8 @@ use llada_npu_ffi::ggml::plugin::view::Node;
 pub(super) enum By {
     /// A kernel of ours.
     Native,
+    /// Part of a segment that an accelerator computed.
+    Accelerator,
     /// The host's CPU backend.
     Delegated,
 }
@@ -18,6 +20,7 @@ pub(super) enum By {
 struct Count {
     op: String,
     n_native: u64,
+    n_accelerator: u64,
     n_delegated: u64,
 }
 
@@ -37,6 +40,10 @@ impl Counts {
                 count.n_native += 1;
                 log::trace!("node computed: {} native", count.op);
             }
+            By::Accelerator => {
+                count.n_accelerator += 1;
+                log::trace!("node computed: {} native (accelerator)", count.op);
+            }
             By::Delegated => {
                 count.n_delegated += 1;
                 log::trace!("node computed: {} delegated", count.op);
@@ -48,6 +55,10 @@ impl Counts {
     pub(super) fn log(&self) {
         let sum = |of: fn(&Count) -> u64| self.0.values().map(of).sum::<u64>();
         let (n_native, n_delegated) = (sum(|c| c.n_native), sum(|c| c.n_delegated));
+        let n_accelerator = sum(|c| c.n_accelerator);
+        if n_accelerator > 0 {
+            log::debug!("nodes computed: accelerator {n_accelerator}");
+        }
         for count in self.0.values() {
             log::debug!(
                 "{} nodes computed: native {}, delegated {}",

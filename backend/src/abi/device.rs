@@ -15,6 +15,8 @@ use super::backend::NpuBackend;
 use super::buffer_type::NpuBufferType;
 use super::resident::{Budget, MemoryReport, Reports, Resident};
 use crate::device::host::{self, Host};
+use crate::device::qnn::{self, Qnn};
+use crate::device::{Accelerator, DeviceError, HOST_ONLY};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
 
@@ -80,6 +82,16 @@ pub(super) fn default_n_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Makes what the settings ask for.
+fn accelerator(host_only: bool) -> Result<Box<dyn Accelerator>, DeviceError> {
+    let host = Host::new(default_n_threads())?;
+    let session = if host_only { None } else { qnn::session()? };
+    Ok(match session {
+        Some(session) => Box::new(Qnn::new(host, session)),
+        None => Box::new(host),
+    })
+}
+
 impl DeviceImpl for NpuDevice {
     type BufferType = NpuBufferType;
     type Backend = NpuBackend;
@@ -104,15 +116,16 @@ impl DeviceImpl for NpuDevice {
         &self.kv_buffer_types
     }
 
-    fn init_backend(&self, _params: Option<&CStr>) -> Option<NpuBackend> {
+    fn init_backend(&self, params: Option<&CStr>) -> Option<NpuBackend> {
         let Some(delegate) = Delegate::new(self.api, &self.cpu) else {
             log::error!("host device {} makes no instance", self.cpu.name());
             return None;
         };
-        match Host::new(default_n_threads()) {
+        let host_only = params.is_some_and(|params| params.to_bytes() == HOST_ONLY.as_bytes());
+        match accelerator(host_only) {
             Ok(accelerator) => Some(NpuBackend::new(
                 self.codes,
-                Box::new(accelerator),
+                accelerator,
                 delegate,
                 Arc::clone(&self.store),
                 self.resident(),

@@ -21,6 +21,7 @@ use llada_npu_ffi::ggml::plugin::host::{Host, HostError};
 use llada_npu_ffi::ggml::plugin::{Installed, RegImpl, RegPtr};
 use llada_npu_ffi::ggml::{Api, BufferType, api, log as ggml_log};
 
+use crate::device::qnn::Settings;
 use crate::engine::Target;
 use crate::knobs::{KnobError, LLADA_NPU_LOG, LLADA_NPU_STRICT};
 use crate::memory::keep;
@@ -67,6 +68,7 @@ pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
 
 fn make() -> Result<Installed<NpuReg>, InitError> {
     LLADA_NPU_LOG.get()?;
+    Settings::read()?;
     let host = Host::probe(LLADA_NPU_STRICT.get()?)?;
     let budget = Budget::from_knobs()?;
     let device = NpuDevice::open(&host, keep()?, budget).ok_or(InitError::NoCpu)?;

@@ -8,11 +8,14 @@
 //! arm in each device.
 
 pub mod contexts;
+mod dense;
 mod flash_attn;
 pub mod host;
 mod mul_mat;
 mod op;
+pub mod qnn;
 
+pub use dense::{Dense, DenseKind, DenseWeight, ReadWeight, SegmentAccelerator};
 pub use flash_attn::{FlashAttn, FlashAttnParams, FlashAttnShape};
 pub use mul_mat::{MulMat, MulMatShape, Operand};
 pub use op::{Layout, Op, Source, Spec, Task};
@@ -21,6 +24,10 @@ use llada_npu_ffi::ggml::Type;
 use llada_npu_kernels::WeightType;
 
 use crate::knobs::KnobError;
+
+/// Parameters of an instance of our device (`ggml_backend_dev_init`) that computes with the host's kernels alone, whatever the
+/// settings say: beside one that waits for an accelerator.
+pub const HOST_ONLY: &str = "accelerator=host";
 
 /// Something that computes dense operations. One graph at a time: operations take it exclusively.
 pub trait Accelerator: std::fmt::Debug + Send {
@@ -41,6 +48,11 @@ pub trait Accelerator: std::fmt::Debug + Send {
     /// When the operands are not those of the operation ([`DeviceError::Operands`]: nothing is written then, and another
     /// may compute it), or the device failed.
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError>;
+
+    /// Returns what computes whole segments, if there is such a thing.
+    fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {
+        None
+    }
 
     /// Uses `n_threads` threads of the host from now on, the caller's among them; 0 is taken as 1.
     ///

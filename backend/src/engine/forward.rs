@@ -17,6 +17,7 @@ use super::lane::{Lane, Share, count};
 use super::model::Model;
 use super::slot::Capacity;
 use crate::decode::plan::{RowPlan, Split};
+use crate::device::HOST_ONLY;
 
 /// One of the two paths of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +98,7 @@ impl Forwarder {
         )?;
         Ok(Self {
             kv,
-            dense: Lane::new(&model, n_threads)?,
+            dense: Lane::new(&model, n_threads, "")?,
             revision: None,
             delay: None,
             model,
@@ -126,7 +127,8 @@ impl Forwarder {
         if self.revision.as_ref().map(Lane::n_threads) != n_threads {
             self.revision = None;
             if let Some(n_threads) = n_threads {
-                self.revision = Some(Lane::new(&self.model, n_threads)?);
+                // Its few rows are computed while the others may be elsewhere.
+                self.revision = Some(Lane::new(&self.model, n_threads, HOST_ONLY)?);
             }
         }
         Ok(())

@@ -53,10 +53,10 @@ struct Inputs {
 }
 
 impl Lane {
-    pub(super) fn new(model: &Model, n_threads: u32) -> Result<Self, EngineError> {
+    pub(super) fn new(model: &Model, n_threads: u32, params: &str) -> Result<Self, EngineError> {
         let target = model.target();
         let device = target.device();
-        let mut backend = device.init("").ok_or_else(|| EngineError::Device {
+        let mut backend = device.init(params).ok_or_else(|| EngineError::Device {
             device: device.name(),
         })?;
         backend.set_n_threads(n_threads);

@@ -1,15 +1,17 @@
 //! Reading a ggml graph: what each node is, what it costs, and who computes it.
 //!
 //! A graph is cut into [`Segment`]s: single nodes that we compute, and runs of nodes that the host's CPU backend
-//! computes in one call. Planning is pure; [`describe`] and [`classify`] are the only parts that look at a graph.
+//! computes in one call. An accelerator may take [`DensePlan`]s, whole parts around weights. Planning is pure; [`describe`] and [`classify`] are the only parts that look at a graph.
 
 #![deny(unsafe_code)]
 
+mod dense;
 mod objects;
 mod params;
 mod segment;
 mod weights;
 
+pub use dense::{DensePlan, Fact, Role, facts, find};
 pub use objects::{GraphObjects, objects};
 pub use segment::{Segment, Work, cut, n_threads_for};
 pub use weights::{is_weight, settle};

@@ -11,6 +11,7 @@
 //! | [`cache`] | the directory of those files |
 //! | `key` | their names |
 //! | `kv` | K and V in tiles, as a host reads and writes them |
+//! | `watch` | who wants to know when a weight changes
 //! | [`parallel`] | threads to work with, whoever has them |
 //! | [`runtime`] | what is mapped when, where an accelerator sees too few addresses |
 
@@ -24,16 +25,17 @@ pub mod runtime;
 pub mod shape;
 pub mod store;
 pub mod tiles;
-
-use std::path::PathBuf;
+mod watch;
 
 use llada_npu_ffi::ggml::plugin::DeviceMemory;
 
 use crate::knobs::{KnobError, LLADA_NPU_CACHE_MAX, LLADA_NPU_REPACK, Repack, cache_dir};
+pub use cache::CacheDir;
 use cache::RepackCache;
 pub use key::FileIdentity;
 pub use kv::KvTiles;
 pub use store::{Keep, PlainGuard, WeightStore};
+pub use watch::Watch;
 
 /// Returns where tiles are kept, as the settings have it.
 ///
@@ -44,7 +46,11 @@ pub fn keep() -> Result<Keep, KnobError> {
     Ok(match (LLADA_NPU_REPACK.get()?, cache_dir()) {
         (Repack::Off, _) => Keep::Nothing,
         (Repack::Memory, _) => Keep::Memory,
-        (Repack::Cache, Some(dir)) => Keep::Cache(RepackCache::new(repack_dir(dir), max_bytes)),
+        (Repack::Cache, Some(dir)) => {
+            let repack = CacheDir::new(dir.join(REPACK_DIR), cache::SUFFIX, max_bytes);
+            let repack = repack.beside(dir.join(CONTEXT_DIR), CONTEXT_SUFFIX);
+            Keep::Cache(RepackCache::in_dir(repack))
+        }
         (Repack::Cache, None) => {
             log::warn!("neither LLADA_NPU_CACHE nor HOME is set: weights are repacked in memory");
             Keep::Memory
@@ -52,8 +58,22 @@ pub fn keep() -> Result<Keep, KnobError> {
     })
 }
 
-fn repack_dir(cache: PathBuf) -> PathBuf {
-    cache.join("repack")
+/// Where repacked weights are in the cache.
+const REPACK_DIR: &str = "repack";
+/// Where context binaries of QNN are, and how their names end.
+const CONTEXT_DIR: &str = "qnn-contexts";
+const CONTEXT_SUFFIX: &str = "context";
+
+/// Returns the directory of context binaries, under one limit with the repacked weights; `None` where there is no cache.
+///
+/// # Errors
+/// When a setting is not understood.
+pub fn context_dir() -> Result<Option<CacheDir>, KnobError> {
+    let max_bytes = LLADA_NPU_CACHE_MAX.get()?.saturating_mul(1 << 30);
+    Ok(cache_dir().map(|dir| {
+        CacheDir::new(dir.join(CONTEXT_DIR), CONTEXT_SUFFIX, max_bytes)
+            .beside(dir.join(REPACK_DIR), cache::SUFFIX)
+    }))
 }
 
 /// What is reported where the system does not tell: hosts take 0 for "does not fit".

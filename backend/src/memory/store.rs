@@ -32,6 +32,7 @@ use super::key::{FileIdentity, Key};
 use super::parallel::{Panicked, Parallel};
 use super::shape::TileShape;
 use super::tiles::Tiles;
+use super::watch::{Watch, Watches};
 
 /// Where the bytes of a buffer come from.
 pub enum Source {
@@ -108,6 +109,7 @@ pub struct WeightStore {
     n_released: AtomicUsize,
     /// By how many the tiles of a weight are shown, by its address; `None` as long as nobody has shown or hidden any.
     shown: Mutex<Option<BTreeMap<usize, usize>>>,
+    watches: Watches,
 }
 
 /// The store, while no plain bytes are given back.
@@ -136,6 +138,7 @@ impl WeightStore {
             n_queued: AtomicUsize::new(0),
             n_released: AtomicUsize::new(0),
             shown: Mutex::default(),
+            watches: Watches::default(),
         }
     }
 
@@ -201,6 +204,7 @@ impl WeightStore {
     pub fn remove_buffer(&self, region: &Region) {
         let (start, end) = (region.address(), region.address() + region.size_bytes());
         lock(&self.buffers).remove(&start);
+        self.watches.changed(start, end - start);
         for weight in self.take(start, end - start) {
             // Nobody will ask for its plain bytes.
             self.forget(&weight);
@@ -321,6 +325,7 @@ impl WeightStore {
     /// Runs `copy`, which writes plain bytes of a range, some or all, for the host.
     pub fn writing<R>(&self, address: usize, size_bytes: usize, copy: impl FnOnce() -> R) -> R {
         let _guard = self.plain();
+        self.watches.changed(address, size_bytes);
         self.change(address, size_bytes, true);
         copy()
     }
@@ -410,6 +415,31 @@ impl PlainGuard<'_> {
         state.tiles.clone()
     }
 
+    /// Returns what tells when the bytes of a weight change.
+    #[must_use]
+    pub fn watch(&self, address: usize, size_bytes: usize) -> Arc<Watch> {
+        self.store.watches.watch(address, size_bytes)
+    }
+
+    /// Tells whether somebody wants to know of changes.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        !self.store.watches.is_empty()
+    }
+
+    /// Drops the pages of a weight that lies in a mapped file; they come back when they are read. Tells whether it does.
+    pub fn drop_pages(&self, address: usize, size_bytes: usize) -> bool {
+        let Some(buffer) = self.store.buffer(address, size_bytes) else {
+            return false;
+        };
+        let Source::File { drop_pages, .. } = &buffer.source else {
+            return false;
+        };
+        let start = address - buffer.region.address();
+        drop_pages(start..start + size_bytes);
+        true
+    }
+
     /// Makes sure that the plain bytes of a range hold what was written, for an operation that reads them.
     ///
     /// `is_weight`: whether they are a whole tensor that could have tiles; its plain bytes are then kept for good.
@@ -425,6 +455,7 @@ impl PlainGuard<'_> {
 
     /// Forgets the tiles of the weights in a range that an operation is about to write.
     pub fn written(&self, address: usize, size_bytes: usize) {
+        self.store.watches.changed(address, size_bytes);
         self.store.change(address, size_bytes, false);
     }
 }

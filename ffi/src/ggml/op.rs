@@ -102,6 +102,8 @@ pub struct OpCodes {
     glu: [(i32, GluOp); N_GLU],
     /// Set on nodes that are to be computed; 0 where the host has no such flag.
     compute_flag: i32,
+    /// Set on tensors that the host reads after a graph.
+    output_flag: i32,
 }
 
 impl OpCodes {
@@ -113,11 +115,15 @@ impl OpCodes {
         let product = ctx.mul_mat(&a, &a);
         let before = product.flags();
         ctx.new_graph(16).build_forward_expand(&product);
+        let output = ctx.new_tensor(Type::F32, &[32, 4]);
+        let plain = output.flags();
+        ctx.set_output(&output);
         Self {
             ops: ops(api, &ctx, &a, &product),
             unary: unary(api, &ctx, &a),
             glu: glu(api, &ctx, &a),
             compute_flag: product.flags() & !before,
+            output_flag: output.flags() & !plain,
         }
     }
 
@@ -143,6 +149,12 @@ impl OpCodes {
     #[must_use]
     pub fn is_computed(&self, flags: i32) -> bool {
         self.compute_flag == 0 || flags & self.compute_flag != 0
+    }
+
+    /// Tells whether the host reads a tensor with these flags after a graph.
+    #[must_use]
+    pub fn is_output(&self, flags: i32) -> bool {
+        flags & self.output_flag != 0
     }
 }
 

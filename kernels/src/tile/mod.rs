@@ -39,6 +39,7 @@ mod matrix;
 pub(crate) mod quant;
 mod tile_type;
 
+pub use block::{Q4K, Q6K};
 pub use matrix::{TileError, TileMatrix};
 pub use tile_type::TileType;
 

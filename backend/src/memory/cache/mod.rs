@@ -5,18 +5,18 @@
 //! and nothing else. When files would exceed the limit, those used longest ago go first. Whatever fails costs one
 //! warning; tiles are then kept in memory.
 
+pub mod dir;
 mod entry;
 mod room;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use memmap2::Mmap;
 
@@ -24,30 +24,22 @@ use super::key::Key;
 use super::parallel::{Panicked, Parallel};
 use super::shape::TileShape;
 use super::tiles::Tiles;
+pub use dir::{CacheDir, Contents};
+use dir::{RoomError, Temporary};
 use entry::{EntryError, HEADER_BYTES, checksum, chunk_checksum};
-use room::{Found, make_room};
 
 pub(super) use entry::FORMAT;
 
-/// How names of whole files end.
-const SUFFIX: &str = "tiles";
-
-/// What names of files that are being written contain.
-const TEMPORARY: &str = ".tmp.";
-
-/// After which time a file that is not whole has lost its writer.
-const ABANDONED: Duration = Duration::from_secs(600);
-
-/// How much a file system's clock may lag behind ours.
-const CLOCK_TICK: Duration = Duration::from_secs(1);
+/// How names of files of tiles end.
+pub(super) const SUFFIX: &str = "tiles";
 
 /// Why a weight was not kept.
 #[derive(Debug, thiserror::Error)]
 enum StoreError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("a weight of {needed_bytes} bytes does not fit the limit of {max_bytes} bytes")]
-    NoRoom { needed_bytes: u64, max_bytes: u64 },
+    #[error("a weight of {0}")]
+    Room(#[from] RoomError),
     #[error("a thread panicked while packing")]
     Panicked,
 }
@@ -61,50 +53,35 @@ impl From<Panicked> for StoreError {
 /// A directory of repacked weights.
 #[derive(Debug)]
 pub struct RepackCache {
-    dir: PathBuf,
-    max_bytes: u64,
-    /// Files used since then are in use by us.
-    started: SystemTime,
-    n_temporary: AtomicU64,
+    dir: CacheDir,
     /// Set when writing has failed: it is not tried again.
     is_read_only: AtomicBool,
-    /// Held while room is made.
-    room: Mutex<()>,
-}
-
-/// What a directory holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    /// Weights.
-    pub n_files: usize,
-    /// Their bytes.
-    pub size_bytes: u64,
 }
 
 impl RepackCache {
     /// Makes the cache in `dir`, which is made when it is needed.
     #[must_use]
     pub fn new(dir: PathBuf, max_bytes: u64) -> Self {
+        Self::in_dir(CacheDir::new(dir, SUFFIX, max_bytes))
+    }
+
+    pub(super) fn in_dir(dir: CacheDir) -> Self {
         Self {
             dir,
-            max_bytes,
-            started: SystemTime::now() - CLOCK_TICK,
-            n_temporary: AtomicU64::new(0),
             is_read_only: AtomicBool::new(false),
-            room: Mutex::new(()),
         }
     }
 
     /// Returns the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
 
     /// Returns the most bytes of its files.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
-        self.max_bytes
+        self.dir.max_bytes()
     }
 
     /// Counts what is there.
@@ -112,12 +89,7 @@ impl RepackCache {
     /// # Errors
     /// What reading the directory reports; one that is missing is empty.
     pub fn contents(&self) -> io::Result<Contents> {
-        let mut contents = Contents::default();
-        for file in self.files()? {
-            contents.n_files += 1;
-            contents.size_bytes += file.size_bytes;
-        }
-        Ok(contents)
+        self.dir.contents()
     }
 
     /// Maps the tiles of a weight; `None` where they are not there, or not whole.
@@ -127,25 +99,16 @@ impl RepackCache {
         shape: &TileShape,
         parallel: &mut dyn Parallel,
     ) -> Option<Tiles> {
-        let path = self.path(key);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    log::debug!("{}: {error}", path.display());
-                }
-                return None;
-            }
-        };
+        let file = self.dir.open(&key.hex())?;
         match open(&file, key, shape, parallel) {
             Ok(tiles) => {
-                // The time of use decides what is deleted first; a directory that cannot be written is not trimmed.
-                let _read_only = file.set_modified(SystemTime::now());
+                self.dir.used(&file);
                 Some(tiles)
             }
             Err(error) => {
+                let path = self.dir.file(&key.hex());
                 log::warn!("{} {error}; it is made anew", path.display());
-                let _gone = fs::remove_file(&path);
+                self.dir.discard(&key.hex());
                 None
             }
         }
@@ -168,7 +131,7 @@ impl RepackCache {
                 if !self.is_read_only.swap(true, Ordering::Relaxed) {
                     log::warn!(
                         "repack cache {}: {error}; weights are repacked in memory from now on",
-                        self.dir.display()
+                        self.dir().display()
                     );
                 }
                 None
@@ -183,12 +146,8 @@ impl RepackCache {
         fill: &(dyn Fn(usize, &mut [u8]) + Sync),
         parallel: &mut dyn Parallel,
     ) -> Result<Tiles, StoreError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)?;
-        self.make_room((HEADER_BYTES + shape.size_bytes()) as u64)?;
-        let temporary = self.temporary(key)?;
+        let size_bytes = (HEADER_BYTES + shape.size_bytes()) as u64;
+        let temporary: Temporary = self.dir.create(&key.hex(), size_bytes)?;
         let sums: Vec<AtomicU64> = (0..shape.n_chunks()).map(|_| AtomicU64::new(0)).collect();
         let failure = Mutex::new(None);
         parallel.for_each_item(shape.n_chunks(), &|chunk| {
@@ -197,7 +156,7 @@ impl RepackCache {
             fill(chunk, &mut tiles);
             sums[chunk].store(chunk_checksum(&tiles), Ordering::Relaxed);
             let at = (HEADER_BYTES + bytes.start) as u64;
-            if let Err(error) = temporary.file.write_all_at(&tiles, at) {
+            if let Err(error) = temporary.file().write_all_at(&tiles, at) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         })?;
@@ -207,121 +166,15 @@ impl RepackCache {
         }
         let sums: Vec<u64> = sums.into_iter().map(AtomicU64::into_inner).collect();
         let header = entry::header(key, shape, checksum(&sums));
-        temporary.file.write_all_at(&header, 0)?;
-        let map = map(&temporary.file)?;
-        temporary.rename(&self.path(key))?;
+        temporary.file().write_all_at(&header, 0)?;
+        let map = map(temporary.file())?;
+        temporary.finish()?;
         Ok(Tiles::in_file(shape, map, HEADER_BYTES))
     }
 
+    #[cfg(test)]
     fn path(&self, key: Key) -> PathBuf {
-        self.dir.join(format!("{}.{SUFFIX}", key.hex()))
-    }
-
-    fn temporary(&self, key: Key) -> io::Result<Temporary> {
-        let (process, n) = (
-            std::process::id(),
-            self.n_temporary.fetch_add(1, Ordering::Relaxed),
-        );
-        let name = format!("{}{TEMPORARY}{process}.{n}", key.hex());
-        let path = self.dir.join(name);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)?;
-        Ok(Temporary { path, file })
-    }
-
-    /// Deletes files so that one of `needed_bytes` fits, and those whose writer was killed.
-    fn make_room(&self, needed_bytes: u64) -> Result<(), StoreError> {
-        let _one_at_a_time = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        self.remove_abandoned()?;
-        let (files, max_bytes) = (self.files()?, self.max_bytes);
-        let victims =
-            make_room(&files, needed_bytes, max_bytes, self.started).ok_or(StoreError::NoRoom {
-                needed_bytes,
-                max_bytes,
-            })?;
-        for file in victims {
-            log::debug!("{} makes room", file.path.display());
-            match fs::remove_file(&file.path) {
-                // Another process makes room as well.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                result => result?,
-            }
-        }
-        Ok(())
-    }
-
-    fn remove_abandoned(&self) -> io::Result<()> {
-        let now = SystemTime::now();
-        self.each(|name, path, metadata| {
-            let is_old = metadata
-                .modified()
-                .is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > ABANDONED));
-            if name.contains(TEMPORARY) && is_old {
-                let _gone = fs::remove_file(path);
-            }
-        })
-    }
-
-    fn files(&self) -> io::Result<Vec<Found<PathBuf>>> {
-        let mut files = Vec::new();
-        self.each(|name, path, metadata| {
-            if name.rsplit('.').next() == Some(SUFFIX) {
-                files.push(Found {
-                    path: path.to_owned(),
-                    size_bytes: metadata.len(),
-                    used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-                });
-            }
-        })?;
-        Ok(files)
-    }
-
-    /// Visits the files of the directory that are there throughout.
-    fn each(&self, mut visit: impl FnMut(&str, &Path, &fs::Metadata)) -> io::Result<()> {
-        let entries = match fs::read_dir(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            // Gone meanwhile is as good as not found.
-            let Ok(metadata) = entry.metadata() else {
-                continue;
-            };
-            if metadata.is_file() {
-                visit(
-                    &entry.file_name().to_string_lossy(),
-                    &entry.path(),
-                    &metadata,
-                );
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Owning: a file that is being written; deleted unless it is renamed.
-#[derive(Debug)]
-struct Temporary {
-    path: PathBuf,
-    file: File,
-}
-
-impl Temporary {
-    fn rename(self, to: &Path) -> io::Result<()> {
-        fs::rename(&self.path, to)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // Gone already where it was renamed.
-        let _renamed = fs::remove_file(&self.path);
+        self.dir.file(&key.hex())
     }
 }
 

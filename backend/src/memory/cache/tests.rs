@@ -1,4 +1,6 @@
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
 
 use super::*;
 use crate::memory::parallel::Caller;

@@ -340,6 +340,15 @@ impl GraphView<'_> {
         Some(Operands { dst, srcs })
     }
 
+    /// Borrows the result of node `i` for writing: its bytes from the first element to the last, gaps of its strides
+    /// included. `None` where it does not lie in its buffer.
+    pub fn result(&mut self, i: usize) -> Option<&mut [u8]> {
+        let (dst, dst_bytes) = self.node(i).data()?;
+        // SAFETY: the bytes lie in the node's buffer and are initialised, as buffers start zeroed; nothing else of the
+        // graph is lent, and nobody else touches them while the graph is borrowed (`new`).
+        Some(unsafe { std::slice::from_raw_parts_mut(dst.as_ptr(), dst_bytes) })
+    }
+
     /// Computes the nodes of `range` on the host's CPU backend.
     ///
     /// # Errors

@@ -1,0 +1,79 @@
+//! Dense segments: parts of a graph around weights, which an accelerator may compute at once.
+//!
+//! A segment reads its input when its first node's turn comes, and writes each output when the turn of that output's node
+//! comes: where results lie in memory, and who else uses that memory before, does not matter. Nodes between that only
+//! the segment itself reads are left out.
+
+use super::{DeviceError, Layout, Spec};
+use crate::memory::PlainGuard;
+
+/// A weight of a segment: `n` contiguous rows of `k` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseWeight {
+    /// The node whose first operand it is.
+    pub node: usize,
+    /// Where it lies.
+    pub address: usize,
+    /// Its bytes.
+    pub size_bytes: usize,
+    /// ggml's number of its type.
+    pub ggml_type: u32,
+    /// Elements of a row.
+    pub k: usize,
+    /// Rows.
+    pub n: usize,
+}
+
+/// What a segment computes from its input `x`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DenseKind {
+    /// The product with each weight; as many outputs as weights.
+    Products,
+    /// `down (silu(gate x) * (up x))`, weights in this order; one output.
+    FeedForward,
+}
+
+/// A dense segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dense {
+    /// What it computes.
+    pub kind: DenseKind,
+    /// Its input: f32 rows that are contiguous by themselves.
+    pub x: Layout,
+    /// The weights.
+    pub weights: Vec<DenseWeight>,
+}
+
+impl Dense {
+    /// Returns the rows of the input.
+    #[must_use]
+    pub fn n_rows(&self) -> usize {
+        self.x.n_rows()
+    }
+}
+
+/// Hands out the plain bytes of the weight that is the first operand of a node, valid during the call.
+pub type ReadWeight<'a> = dyn FnMut(usize, &mut dyn FnMut(&[u8])) + 'a;
+
+/// An accelerator that computes whole segments.
+pub trait SegmentAccelerator {
+    /// Tells whether a product of a weight is one that segments may have.
+    fn wants(&self, product: &Spec) -> bool;
+
+    /// Tells whether segments may be feed-forward parts.
+    fn fuses(&self) -> bool;
+
+    /// Gets ready for the segments of a graph that is about to be computed. What was prepared for earlier graphs is kept
+    /// as long as its weights do not change.
+    fn prepare(&mut self, segments: &[Dense], weights: &PlainGuard<'_>, read: &mut ReadWeight<'_>);
+
+    /// Computes segment `i` of those that were prepared, of the input's bytes. Tells whether it did; if not, the nodes are
+    /// computed one by one.
+    fn start(&mut self, i: usize, x: &[u8]) -> bool;
+
+    /// Writes an output of segment `i`, whose start succeeded: contiguous f32 rows.
+    ///
+    /// # Errors
+    /// [`OperandError`](super::OperandError) when `dst` is not as long as the output.
+    fn finish(&mut self, i: usize, output: usize, dst: &mut [u8]) -> Result<(), DeviceError>;
+}

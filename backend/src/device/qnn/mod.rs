@@ -1,0 +1,259 @@
+//! Dense operations on Qualcomm's HTP, through QNN libraries loaded at run time.
+//!
+//! [`Qnn`] computes dense segments with the library and everything else with the host's kernels. What the library refuses,
+//! computes wrongly, or does not finish in time, the host computes, segment by segment; the first case is told, all are
+//! counted ([`Report`]).
+//!
+//! | module | what |
+//! |---|---|
+//! | `settings` | what users say |
+//! | [`rows`](RowCounts) | row counts of graphs |
+//! | [`weight`](Weight) | ggml's blocks as QNN's integers, scales and offsets |
+//! | `part` | a segment as graphs: slices, descriptions, how elements are kept |
+//! | `check` | results compared with a reference before first use |
+//! | `engine` | library, device, contexts: all that lives on the library's thread |
+//! | `worker` | that thread, with a time limit |
+//! | `cache` | context binaries on disk |
+//! | `probe` | what a library can do, found by trying
+//! | `session` | what is ready, and how it becomes so |
+//!
+//! Inputs and outputs of graphs are half floats. Attention, norms and all that has no weights stay with the host.
+
+#![deny(unsafe_code)]
+
+mod cache;
+mod check;
+mod engine;
+mod part;
+mod probe;
+mod report;
+mod rows;
+mod session;
+mod settings;
+mod weight;
+mod worker;
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use llada_npu_ffi::ggml::Type;
+
+use super::host::Host;
+use super::{
+    Accelerator, Dense, DeviceError, Op, OperandError, ReadWeight, SegmentAccelerator, Spec, Task,
+};
+use crate::knobs::{Accel, KnobError};
+use crate::memory::{PlainGuard, context_dir};
+use cache::ContextCache;
+pub use check::Sums;
+pub use engine::{Identity, OpenOptions};
+pub use part::{Form, Linear, describe};
+pub use probe::{Finding, Measured, measure, probe};
+pub use report::Report;
+pub use rows::{Piece, RowCounts};
+pub use session::Session;
+pub use settings::Settings;
+pub use weight::{LowerError, QnnType, Tier, Weight, WeightData};
+
+/// Fewest elements of a row, and fewest rows, of a weight that has a graph.
+const MIN_K: usize = 32;
+const MIN_N: usize = 16;
+
+/// The session of this process, while somebody uses it.
+static SESSION: Mutex<Opened> = Mutex::new(Opened::Not);
+
+enum Opened {
+    Not,
+    Once(Weak<Session>),
+    /// It failed, which is not tried again.
+    Failed,
+}
+
+/// Returns the session that the settings ask for; `None` where everything is computed by the host. Instances share it.
+///
+/// # Errors
+/// When a setting is not understood.
+pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
+    let settings = Settings::read()?;
+    let is_wanted = match settings.accel {
+        Accel::Host => false,
+        // What runs there is an emulation.
+        Accel::Auto => !cfg!(target_arch = "x86_64"),
+        Accel::Qnn => true,
+    };
+    if !is_wanted {
+        return Ok(None);
+    }
+    let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*opened {
+        Opened::Failed => return Ok(None),
+        Opened::Once(session) => {
+            if let Some(session) = session.upgrade() {
+                return Ok(session.is_alive().then_some(session));
+            }
+        }
+        Opened::Not => {}
+    }
+    let is_asked_for = settings.accel == Accel::Qnn;
+    let cache = context_dir()?.map(ContextCache::new);
+    match Session::open(settings, cache) {
+        Ok(session) => {
+            let session = Arc::new(session);
+            let Identity {
+                path,
+                build_id,
+                soc,
+                ..
+            } = session.identity();
+            let chip = soc.map_or("unknown chip".to_owned(), |soc| soc.to_string());
+            log::info!("QNN {build_id} from {}: {chip}{EMULATED}", path.display());
+            *opened = Opened::Once(Arc::downgrade(&session));
+            Ok(Some(session))
+        }
+        Err(error) => {
+            *opened = Opened::Failed;
+            if is_asked_for {
+                log::warn!("QNN cannot be used, the host computes everything: {error}");
+            } else {
+                log::debug!("no QNN: {error}");
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// What is said about the chip.
+const EMULATED: &str = if cfg!(target_arch = "x86_64") {
+    ", emulated"
+} else {
+    ""
+};
+
+/// Owning: QNN for dense segments, the host for the rest.
+#[derive(Debug)]
+pub struct Qnn {
+    host: Host,
+    session: Arc<Session>,
+    /// Segments of the current graph.
+    segments: Vec<Dense>,
+    /// Results that are not written yet, by segment.
+    results: Vec<Vec<Vec<f32>>>,
+}
+
+impl Qnn {
+    /// Makes an instance.
+    #[must_use]
+    pub fn new(host: Host, session: Arc<Session>) -> Self {
+        Self {
+            host,
+            session,
+            segments: Vec::new(),
+            results: Vec::new(),
+        }
+    }
+}
+
+impl Accelerator for Qnn {
+    fn name(&self) -> &'static str {
+        "qnn"
+    }
+
+    fn start_graph(&mut self) {
+        self.host.start_graph();
+    }
+
+    fn supports(&self, spec: &Spec) -> bool {
+        self.host.supports(spec)
+    }
+
+    fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
+        self.host.run(task)
+    }
+
+    fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {
+        self.session.is_alive().then_some(self)
+    }
+
+    fn set_n_threads(&mut self, n_threads: usize) -> Result<(), DeviceError> {
+        self.host.set_n_threads(n_threads)
+    }
+}
+
+impl SegmentAccelerator for Qnn {
+    fn wants(&self, product: &Spec) -> bool {
+        is_dense(product).is_some()
+    }
+
+    fn fuses(&self) -> bool {
+        // Between products in 16 bits, ranges would have to be known.
+        self.session.settings().tier != Tier::Int8
+    }
+
+    fn prepare(&mut self, segments: &[Dense], weights: &PlainGuard<'_>, read: &mut ReadWeight<'_>) {
+        self.segments.clear();
+        self.segments.extend_from_slice(segments);
+        self.results.clear();
+        self.results.resize(segments.len(), Vec::new());
+        self.session.prepare(segments, weights, read);
+    }
+
+    fn start(&mut self, i: usize, x: &[u8]) -> bool {
+        let Some(segment) = self.segments.get(i) else {
+            return false;
+        };
+        let results = gather(segment, x).and_then(|x| self.session.run(segment, &x));
+        let is_done = results.is_some();
+        self.results[i] = results.unwrap_or_default();
+        is_done
+    }
+
+    fn finish(&mut self, i: usize, output: usize, dst: &mut [u8]) -> Result<(), DeviceError> {
+        let results = self
+            .results
+            .get_mut(i)
+            .and_then(|results| results.get_mut(output));
+        let result = std::mem::take(results.ok_or(OperandError::Dst)?);
+        let dst: &mut [f32] =
+            bytemuck::try_cast_slice_mut(dst).map_err(|_unaligned| OperandError::Dst)?;
+        if dst.len() != result.len() {
+            let (len, expected) = (dst.len(), result.len());
+            return Err(OperandError::OutputLength { len, expected }.into());
+        }
+        dst.copy_from_slice(&result);
+        Ok(())
+    }
+}
+
+/// Tells whether a product is one of contiguous rows of weights that can be lowered, and f32 rows.
+fn is_dense(product: &Spec) -> Option<()> {
+    let (src0, src1) = (product.src(0).ok()?, product.src(1).ok()?);
+    let ty = QnnType::from_ggml_type(src0.type_.0)?;
+    let [k, n, ne2, ne3] = src0.ne;
+    let row_size = ty.row_size(k)?;
+    let is_matrix = ne2 == 1 && ne3 == 1 && src0.nb[1] == row_size && k >= MIN_K && n >= MIN_N;
+    let fits = u32::try_from(k.checked_mul(n)?.checked_mul(2)?).is_ok();
+    let x_fits = src1.type_ == Type::F32 && src1.nb[0] == size_of::<f32>() && src1.ne[0] == k;
+    let [_, m, ne12, ne13] = src1.ne;
+    let dst = &product.dst;
+    let dst_fits = dst.type_ == Type::F32 && dst.ne == [n, m, ne12, ne13] && dst.is_contiguous(4);
+    let all = product.op == Op::MulMat && is_matrix && fits && x_fits && dst_fits;
+    (all && src1.n_rows() > 0).then_some(())
+}
+
+/// Reads the rows of an input, one after the other.
+fn gather(segment: &Dense, bytes: &[u8]) -> Option<Vec<f32>> {
+    let [k, ne1, ne2, ne3] = segment.x.ne;
+    let [_, nb1, nb2, nb3] = segment.x.nb;
+    let mut x = Vec::with_capacity(k * segment.n_rows());
+    for (i3, i2) in (0..ne3).flat_map(|i3| (0..ne2).map(move |i2| (i3, i2))) {
+        for i1 in 0..ne1 {
+            let row = bytes.get(i1 * nb1 + i2 * nb2 + i3 * nb3..)?.get(..4 * k)?;
+            x.extend(
+                row.as_chunks()
+                    .0
+                    .iter()
+                    .map(|&bytes| f32::from_le_bytes(bytes)),
+            );
+        }
+    }
+    Some(x)
+}

@@ -1,0 +1,502 @@
+//! Parts: what one QNN graph computes, and its description for the library.
+//!
+//! A dense segment is one part, but for weights with very many rows (output matrices), which are sliced: their parts give
+//! some columns of the output each.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use half::f16;
+use llada_npu_ffi::qnn::{
+    DataType, GraphOptions, GraphSpec, Quantization, SpecError, TensorId, TensorType,
+};
+
+use super::weight::{Weight, WeightData};
+use crate::device::{Dense, DenseKind, DenseWeight};
+
+/// Most rows of a weight in one graph.
+pub(super) const MAX_COLUMNS: usize = 16384;
+
+/// Rows of a weight that a part has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PartWeight {
+    /// The weight among those of the segment.
+    pub(super) index: usize,
+    pub(super) rows: Range<usize>,
+}
+
+/// A part of a segment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Part {
+    pub(super) kind: DenseKind,
+    pub(super) weights: Vec<PartWeight>,
+}
+
+impl Part {
+    /// Tells whether it is a slice of a weight.
+    pub(super) fn is_slice(&self, weights: &[DenseWeight]) -> bool {
+        self.weights
+            .iter()
+            .any(|part| part.rows.len() < weights[part.index].n)
+    }
+
+    /// Returns the columns of each output: which output of the segment, and which of its columns.
+    pub(super) fn outputs(&self) -> impl Iterator<Item = (usize, &Range<usize>)> {
+        let (skip, first) = match self.kind {
+            DenseKind::Products => (0, None),
+            DenseKind::FeedForward => (2, Some(0)),
+        };
+        let weights = self.weights.iter().skip(skip);
+        weights.map(move |part| (first.unwrap_or(part.index), &part.rows))
+    }
+}
+
+/// Cuts a segment into parts.
+pub(super) fn parts(segment: &Dense) -> Vec<Part> {
+    let whole = |(index, weight): (usize, &DenseWeight)| PartWeight {
+        index,
+        rows: 0..weight.n,
+    };
+    let kind = segment.kind;
+    if kind == DenseKind::FeedForward {
+        let weights = segment.weights.iter().enumerate().map(whole).collect();
+        return vec![Part { kind, weights }];
+    }
+    let (small, large): (Vec<_>, Vec<_>) = segment
+        .weights
+        .iter()
+        .enumerate()
+        .partition(|(_, weight)| weight.n <= MAX_COLUMNS);
+    let mut parts = Vec::new();
+    if !small.is_empty() {
+        let weights = small.into_iter().map(whole).collect();
+        parts.push(Part { kind, weights });
+    }
+    for (index, weight) in large {
+        for start in (0..weight.n).step_by(MAX_COLUMNS) {
+            let rows = start..weight.n.min(start + MAX_COLUMNS);
+            let weights = vec![PartWeight { index, rows }];
+            parts.push(Part { kind, weights });
+        }
+    }
+    parts
+}
+
+/// How products are written down for the library; the same numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Linear {
+    /// `FullyConnected`.
+    #[default]
+    FullyConnected,
+    /// A convolution with a kernel of one pixel.
+    Conv,
+}
+
+/// How elements of inputs and outputs are kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Element {
+    /// Half floats.
+    Half,
+    /// 16 bits: `(q - 32768) * scale`, of rows that were divided by their largest absolute value.
+    Fixed {
+        /// Value of one step.
+        scale: f32,
+    },
+}
+
+/// What is added to a number of 16 bits.
+const FIXED_OFFSET: i32 = -32768;
+
+/// Steps from 0 to the largest number.
+const FIXED_STEPS: f32 = 32767.0;
+
+impl Element {
+    /// Returns how inputs in 16 bits are kept.
+    pub(super) fn fixed_input() -> Self {
+        Self::Fixed {
+            scale: 1.0 / FIXED_STEPS,
+        }
+    }
+
+    /// Reads it from a tensor of a graph; `None` for what we do not make.
+    pub(super) fn of(ty: &TensorType<'_>) -> Option<Self> {
+        match (ty.data_type, &ty.quantization) {
+            (DataType::Float16, Quantization::None) => Some(Self::Half),
+            (DataType::Ufixed16, Quantization::PerTensor { scale, offset })
+                if *offset == FIXED_OFFSET =>
+            {
+                Some(Self::Fixed { scale: *scale })
+            }
+            _ => None,
+        }
+    }
+
+    /// Appends a row. Returns the factor that the results of the row are to be multiplied with; `None` where the numbers
+    /// do not hold it.
+    pub(super) fn push_row(self, row: &[f32], bytes: &mut Vec<u8>) -> Option<f32> {
+        match self {
+            Self::Half => {
+                let start = bytes.len();
+                bytes.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+                all_finite(&bytes[start..]).then_some(1.0)
+            }
+            Self::Fixed { scale } => {
+                let largest = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+                if !row.iter().all(|x| x.is_finite()) {
+                    return None;
+                }
+                let factor = if largest > 0.0 { largest } else { 1.0 };
+                #[expect(clippy::cast_possible_truncation, reason = "rounded, at most 32767")]
+                bytes.extend(row.iter().flat_map(|x| {
+                    let steps = (x / factor / scale).round() as i32 - FIXED_OFFSET;
+                    u16::try_from(steps.clamp(0, 65535))
+                        .unwrap_or(u16::MAX)
+                        .to_le_bytes()
+                }));
+                Some(factor)
+            }
+        }
+    }
+
+    /// Writes a row of results, times `factor`.
+    pub(super) fn read_row(self, bytes: &[u8], factor: f32, row: &mut [f32]) {
+        let elements = bytes.as_chunks().0;
+        match self {
+            Self::Half => {
+                for (out, &bytes) in row.iter_mut().zip(elements) {
+                    *out = f16::from_le_bytes(bytes).to_f32();
+                }
+            }
+            Self::Fixed { scale } => {
+                for (out, &bytes) in row.iter_mut().zip(elements) {
+                    #[expect(clippy::cast_precision_loss, reason = "17 bits")]
+                    let steps = (i32::from(u16::from_le_bytes(bytes)) + FIXED_OFFSET) as f32;
+                    *out = steps * scale * factor;
+                }
+            }
+        }
+    }
+
+    /// Tells whether no number is infinite or none.
+    pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
+        self != Self::Half || all_finite(bytes)
+    }
+}
+
+fn all_finite(halves: &[u8]) -> bool {
+    halves
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .all(|half| half[1] & 0x7c != 0x7c)
+}
+
+/// What a description is made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Form {
+    /// Rows of the input.
+    pub n_rows: usize,
+    /// How products are written down.
+    pub linear: Linear,
+    /// Room for a low-rank addition to the product of a single weight: its rank. `a` `[rank, k]` and `b` `[n, rank]` are
+    /// inputs after `x`; the output is `W x + b (a x)`.
+    pub rank: Option<usize>,
+    /// Fast memory to use, in MiB; 0: all.
+    pub vtcm_mb: Option<u32>,
+}
+
+/// Describes a graph for lowered weights. `linear` says how they lie: transposed for convolutions.
+///
+/// # Errors
+/// [`SpecError`] for shapes that do not fit.
+pub fn describe<'d>(
+    name: &str,
+    kind: DenseKind,
+    weights: &'d [Weight],
+    form: &Form,
+) -> Result<GraphSpec<'d>, SpecError> {
+    let options = GraphOptions {
+        precision: Some(llada_npu_ffi::qnn::Precision::Float16),
+        vtcm_mb: form.vtcm_mb,
+        ..GraphOptions::default()
+    };
+    let k = weights.first().map_or(0, |weight| weight.k);
+    let mut builder = Builder {
+        spec: GraphSpec::new(name, options),
+        form: *form,
+        fixed: matches!(
+            weights.first(),
+            Some(Weight {
+                data: WeightData::Channels { .. },
+                ..
+            })
+        ),
+    };
+    let scale = 1.0 / FIXED_STEPS;
+    let ty = builder.activation(k, scale);
+    let x = builder.spec.input("x", ty)?;
+    match (kind, weights) {
+        (DenseKind::FeedForward, [gate, up, down]) => builder.feed_forward(x, gate, up, down)?,
+        _ => builder.products(x, weights)?,
+    }
+    Ok(builder.spec)
+}
+
+struct Builder<'d> {
+    spec: GraphSpec<'d>,
+    form: Form,
+    fixed: bool,
+}
+
+impl<'d> Builder<'d> {
+    fn dims(&self, columns: usize) -> Vec<u32> {
+        let [m, n] = [self.form.n_rows, columns].map(dim);
+        match self.form.linear {
+            Linear::FullyConnected => vec![m, n],
+            Linear::Conv => vec![1, 1, m, n],
+        }
+    }
+
+    fn activation(&self, columns: usize, scale: f32) -> TensorType<'static> {
+        let dims = self.dims(columns);
+        if !self.fixed {
+            return TensorType::new(DataType::Float16, &dims);
+        }
+        let offset = FIXED_OFFSET;
+        let quantization = Quantization::PerTensor { scale, offset };
+        TensorType::quantized(DataType::Ufixed16, &dims, quantization)
+    }
+
+    /// Adds a product of a weight.
+    fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: &'d Weight,
+        y: TensorId,
+    ) -> Result<(), SpecError> {
+        let is_conv = self.form.linear == Linear::Conv;
+        let [n, k] = [weight.n, weight.k].map(dim);
+        let dims = if is_conv {
+            vec![1, 1, k, n]
+        } else {
+            vec![n, k]
+        };
+        let (ty, data): (_, &'d [u8]) = match &weight.data {
+            WeightData::Half(bytes) => (TensorType::new(DataType::Float16, &dims), bytes),
+            WeightData::Blocks {
+                bits,
+                group,
+                integers,
+                scales,
+            } => {
+                let group = dim(*group);
+                let block = if is_conv {
+                    vec![1, 1, group, 1]
+                } else {
+                    vec![1, group]
+                };
+                let quantization = Quantization::FloatBlocks {
+                    bits: *bits,
+                    block: block.into(),
+                    scales: Cow::Borrowed(scales),
+                };
+                let ty = TensorType::quantized(DataType::Sfixed8, &dims, quantization);
+                (ty, bytemuck::cast_slice(integers))
+            }
+            WeightData::Channels { integers, scales } => {
+                let axis = if is_conv { 3 } else { 0 };
+                let scales = Cow::Borrowed(scales.as_slice());
+                let quantization = Quantization::PerChannel { axis, scales };
+                let ty = TensorType::quantized(DataType::Sfixed8, &dims, quantization);
+                (ty, bytemuck::cast_slice(integers))
+            }
+        };
+        let w = self.spec.constant(&format!("{name}_w"), ty, data)?;
+        if is_conv {
+            self.spec.conv2d_1x1(name, x, w, y)
+        } else {
+            self.spec.fully_connected(name, x, w, y)
+        }
+    }
+
+    fn products(&mut self, x: TensorId, weights: &'d [Weight]) -> Result<(), SpecError> {
+        for (i, weight) in weights.iter().enumerate() {
+            // No result of rows with elements of at most 1 is larger; a little more for what rounding adds.
+            let bound = weight.largest_sum().unwrap_or(1.0).max(f32::MIN_POSITIVE) * 1.001;
+            let ty = self.activation(weight.n, bound / FIXED_STEPS);
+            let y = self.spec.output(&format!("y{i}"), ty.clone())?;
+            match self.form.rank {
+                Some(rank) if weights.len() == 1 => {
+                    let product = self.spec.native("product", ty)?;
+                    self.linear("fc0", x, weight, product)?;
+                    self.low_rank(x, weight, rank, product, y)?;
+                }
+                _ => self.linear(&format!("fc{i}"), x, weight, y)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds `b (a x)` to a product.
+    fn low_rank(
+        &mut self,
+        x: TensorId,
+        weight: &Weight,
+        rank: usize,
+        product: TensorId,
+        y: TensorId,
+    ) -> Result<(), SpecError> {
+        let half = |dims: [usize; 2]| TensorType::new(DataType::Float16, &dims.map(dim));
+        let spec = &mut self.spec;
+        let a = spec.input("a", half([rank, weight.k]))?;
+        let b = spec.input("b", half([weight.n, rank]))?;
+        let low = spec.native("low", half([self.form.n_rows, rank]))?;
+        let more = spec.native("more", half([self.form.n_rows, weight.n]))?;
+        spec.mat_mul("ax", x, a, true, low)?;
+        spec.mat_mul("bax", low, b, true, more)?;
+        spec.node("sum", "ElementWiseAdd", &[], &[product, more], &[y])
+    }
+
+    fn feed_forward(
+        &mut self,
+        x: TensorId,
+        gate: &'d Weight,
+        up: &'d Weight,
+        down: &'d Weight,
+    ) -> Result<(), SpecError> {
+        let inner = self.activation(gate.n, 1.0);
+        let mut native = |name: &str| self.spec.native(name, inner.clone());
+        let (g, u, silu, h) = (native("g")?, native("u")?, native("silu")?, native("h")?);
+        self.linear("gate", x, gate, g)?;
+        self.linear("up", x, up, u)?;
+        self.spec.silu("op_silu", g, silu)?;
+        let none = &[];
+        self.spec
+            .node("glu", "ElementWiseMultiply", none, &[silu, u], &[h])?;
+        let ty = self.activation(down.n, 1.0);
+        let y = self.spec.output("y0", ty)?;
+        self.linear("down", h, down, y)
+    }
+}
+
+/// A dimension in QNN's type; those of checked weights fit.
+fn dim(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Layout;
+    use llada_npu_ffi::ggml::Type;
+
+    fn segment(kind: DenseKind, shapes: &[(usize, usize)]) -> Dense {
+        let weight = |(node, &(k, n)): (usize, &(usize, usize))| DenseWeight {
+            node,
+            address: node,
+            size_bytes: 1,
+            ggml_type: 2,
+            k,
+            n,
+        };
+        Dense {
+            kind,
+            x: Layout::contiguous(Type::F32, 4, [shapes[0].0, 4, 1, 1]),
+            weights: shapes.iter().enumerate().map(weight).collect(),
+        }
+    }
+
+    #[test]
+    fn large_weights_are_sliced_and_nothing_is_left_out() {
+        let head = segment(DenseKind::Products, &[(64, 3 * MAX_COLUMNS + 5), (64, 100)]);
+        let found = parts(&head);
+        assert_eq!(found.len(), 5);
+        for (output, weight) in head.weights.iter().enumerate() {
+            let columns: Vec<_> = found
+                .iter()
+                .flat_map(Part::outputs)
+                .filter(|(of, _)| *of == output)
+                .collect();
+            let mut next = 0;
+            for (_, columns) in columns {
+                assert_eq!(columns.start, next);
+                next = columns.end;
+            }
+            assert_eq!(next, weight.n);
+        }
+        assert!(!found[0].is_slice(&head.weights) && found[1].is_slice(&head.weights));
+        let feed = segment(
+            DenseKind::FeedForward,
+            &[
+                (64, 3 * MAX_COLUMNS),
+                (64, 3 * MAX_COLUMNS),
+                (3 * MAX_COLUMNS, 64),
+            ],
+        );
+        let found = parts(&feed);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].outputs().collect::<Vec<_>>(), [(0, &(0..64))]);
+    }
+
+    #[test]
+    fn rows_come_back_from_their_elements() {
+        let row = [0.5_f32, -2.0, 0.0, 1.25];
+        for (element, bound) in [
+            (Element::Half, 0.0),
+            (
+                Element::Fixed {
+                    scale: 1.0 / FIXED_STEPS,
+                },
+                1e-4,
+            ),
+        ] {
+            let mut bytes = Vec::new();
+            let factor = element.push_row(&row, &mut bytes).unwrap();
+            let mut back = [0.0; 4];
+            element.read_row(&bytes, factor, &mut back);
+            for (a, b) in row.iter().zip(back) {
+                assert!((a - b).abs() <= bound, "{element:?}: {a} {b}");
+            }
+            assert!(element.is_finite(&bytes));
+            for bad in [f32::NAN, f32::INFINITY] {
+                assert_eq!(element.push_row(&[1.0, bad], &mut Vec::new()), None);
+            }
+        }
+        assert_eq!(Element::Half.push_row(&[1e6], &mut Vec::new()), None);
+    }
+
+    #[test]
+    fn every_form_is_a_graph_that_fits() {
+        let half = |n: usize, k: usize| Weight {
+            n,
+            k,
+            data: WeightData::Half(vec![0; 2 * n * k]),
+        };
+        let weights = [half(96, 64), half(96, 64), half(64, 96)];
+        for linear in [Linear::FullyConnected, Linear::Conv] {
+            let form = Form {
+                n_rows: 8,
+                linear,
+                ..Form::default()
+            };
+            describe("ff", DenseKind::FeedForward, &weights, &form)
+                .unwrap()
+                .check()
+                .unwrap();
+            describe("qkv", DenseKind::Products, &weights[..2], &form)
+                .unwrap()
+                .check()
+                .unwrap();
+        }
+        let form = Form {
+            n_rows: 8,
+            rank: Some(16),
+            ..Form::default()
+        };
+        describe("lora", DenseKind::Products, &weights[..1], &form)
+            .unwrap()
+            .check()
+            .unwrap();
+    }
+}

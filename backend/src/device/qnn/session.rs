@@ -1,0 +1,529 @@
+//! A session with the library: which segments are ready, and how they become so.
+//!
+//! ```text
+//!   unknown ──▶ context binary on disk ──▶ checked on samples ──▶ ready ──▶ executed
+//!      │              │ none, or damaged          │ wrong             │ failed
+//!      └──────────────┴─▶ lowered, validated, finalised ─▶ …          ▼
+//!                               │ refused                     refused: the host computes it
+//!                               └──────────────────────────────▶
+//! ```
+//!
+//! Segments are kept by the addresses of their weights, shape and row count, until the bytes of a weight change. Parts of
+//! neighbouring segments share a context, the unit that is loaded and written ([`groups`]).
+
+mod make;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use llada_npu_ffi::qnn::Error;
+
+use super::cache::ContextCache;
+use super::engine::{Engine, GraphElements, Identity};
+use super::part::{Part, parts};
+use super::report::Report;
+use super::rows::Piece;
+use super::settings::Settings;
+use super::weight::{QnnType, Weight};
+use super::worker::{Gone, Worker};
+use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
+use crate::knobs::HostWeights;
+use crate::memory::{PlainGuard, Watch};
+
+/// Most bytes of lowered weights in a context.
+const GROUP_BYTES: usize = 256 << 20;
+
+/// Why a segment is not computed here.
+#[derive(Debug, thiserror::Error)]
+enum PartError {
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    #[error(transparent)]
+    Library(#[from] Error),
+    #[error("weights: {0}")]
+    Weights(#[from] super::weight::LowerError),
+    #[error("weights cannot be read")]
+    Unreadable,
+    #[error("results are wrong: error {nmse:.1e} of the power, at most {max:.0e} is allowed")]
+    Wrong { nmse: f64, max: f64 },
+}
+
+/// Which segment, at which row count.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: DenseKind,
+    /// Address, type, shape.
+    weights: Vec<(usize, u32, usize, usize)>,
+    room: usize,
+}
+
+impl Key {
+    fn of(segment: &Dense, room: usize) -> Self {
+        let of = |w: &DenseWeight| (w.address, w.ggml_type, w.k, w.n);
+        Self {
+            kind: segment.kind,
+            weights: segment.weights.iter().map(of).collect(),
+            room,
+        }
+    }
+}
+
+/// A part that can be executed.
+#[derive(Clone, Debug)]
+pub(super) struct Ready {
+    pub(super) part: Part,
+    pub(super) elements: GraphElements,
+    context: u64,
+    graph: usize,
+}
+
+/// A segment that was looked at.
+#[derive(Debug)]
+struct Entry {
+    watches: Vec<Arc<Watch>>,
+    /// `None`: refused.
+    parts: Option<Arc<Vec<Ready>>>,
+}
+
+impl Entry {
+    fn is_stale(&self) -> bool {
+        self.watches.iter().any(|watch| watch.has_changed())
+    }
+}
+
+/// Contexts in use.
+#[derive(Debug, Default)]
+struct Contexts {
+    /// Parts in use, and bytes of the binary, by context.
+    live: BTreeMap<u64, (usize, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<Key, Entry>,
+    contexts: Contexts,
+}
+
+/// A part of a segment of the graph at hand that is to be made ready.
+#[derive(Clone, Debug)]
+struct Unit {
+    segment: usize,
+    room: usize,
+    part: Part,
+    /// Bytes of its lowered weights.
+    size_bytes: usize,
+    is_slice: bool,
+}
+
+/// Owning: an opened library with all that was built.
+#[derive(Debug)]
+pub struct Session {
+    worker: Worker<Engine>,
+    identity: Identity,
+    settings: Settings,
+    cache: Option<ContextCache>,
+    state: Mutex<State>,
+    report: Mutex<Report>,
+    has_warned: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Opens the library.
+    ///
+    /// # Errors
+    /// Why that is impossible.
+    pub(super) fn open(
+        settings: Settings,
+        cache: Option<ContextCache>,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let options = settings.open.clone();
+        let opened = Worker::start(settings.timeout, move |beat| Engine::open(&options, beat))?;
+        let (worker, identity) = opened?;
+        Ok(Self {
+            worker,
+            identity,
+            settings,
+            cache,
+            state: Mutex::default(),
+            report: Mutex::default(),
+            has_warned: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns what was opened.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Returns the settings.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Returns what was done so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        lock(&self.report).clone()
+    }
+
+    /// Tells whether the library still answers.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.worker.gone().is_none()
+    }
+
+    /// Tells whether the library took the wish for performance.
+    #[must_use]
+    pub fn has_power(&self) -> bool {
+        self.worker
+            .call(|engine, _| engine.has_power())
+            .unwrap_or(false)
+    }
+
+    /// Says something at warning level, the first time.
+    fn warn(&self, text: std::fmt::Arguments<'_>) {
+        if self.has_warned.swap(true, Ordering::Relaxed) {
+            log::debug!("QNN: {text}");
+        } else {
+            log::warn!("QNN: {text} (further cases are counted, not told)");
+        }
+    }
+
+    /// Takes notice of something that runs on the host.
+    fn refuse(&self, what: &str, reason: &dyn std::fmt::Display) {
+        self.warn(format_args!("{what} runs on the host: {reason}"));
+        let reason = reason.to_string();
+        *lock(&self.report).refused.entry(reason).or_default() += 1;
+    }
+
+    /// Makes the segments ready that are not yet.
+    pub(super) fn prepare(
+        &self,
+        segments: &[Dense],
+        guard: &PlainGuard<'_>,
+        read: &mut ReadWeight<'_>,
+    ) {
+        let mut state = lock(&self.state);
+        self.sweep(&mut state);
+        let mut units = Vec::new();
+        let mut watches = HashMap::new();
+        for (i, segment) in segments.iter().enumerate() {
+            for Piece { room, .. } in self.settings.rows.cut(segment.n_rows()) {
+                let key = Key::of(segment, room);
+                if state.entries.contains_key(&key) || watches.contains_key(&key) {
+                    continue;
+                }
+                let watch = |w: &DenseWeight| guard.watch(w.address, w.size_bytes);
+                watches.insert(key, segment.weights.iter().map(watch).collect::<Vec<_>>());
+                units.extend(self.units(i, segment, room));
+            }
+        }
+        if units.is_empty() || !self.is_alive() {
+            return;
+        }
+        let mut made: HashMap<Key, Vec<Option<Ready>>> = HashMap::new();
+        for group in groups(&units) {
+            let results = self.make(group, segments, read, &mut state.contexts);
+            for (unit, ready) in group.iter().zip(results) {
+                let key = Key::of(&segments[unit.segment], unit.room);
+                made.entry(key).or_default().push(ready);
+            }
+        }
+        for (key, parts) in made {
+            let parts: Option<Vec<Ready>> = parts.into_iter().collect();
+            let entry = Entry {
+                watches: watches.remove(&key).unwrap_or_default(),
+                parts: parts.map(Arc::new),
+            };
+            self.take_notice(&key, &entry, guard);
+            state.entries.insert(key, entry);
+        }
+        self.count_contexts(&state);
+    }
+
+    /// Counts the host's bytes of a segment that is ready, and gives them back if that is wanted.
+    fn take_notice(&self, key: &Key, entry: &Entry, guard: &PlainGuard<'_>) {
+        if entry.parts.is_none() {
+            return;
+        }
+        for &(address, ggml_type, k, n) in &key.weights {
+            let ty = QnnType::from_ggml_type(ggml_type).expect("only such are wanted");
+            let size_bytes = ty.row_size(k).unwrap_or(0) * n;
+            let is_dropped = self.settings.host_weights == HostWeights::Drop
+                && guard.drop_pages(address, size_bytes);
+            let mut report = lock(&self.report);
+            if is_dropped {
+                report.dropped_bytes += size_bytes as u64;
+            } else {
+                report.host_bytes += size_bytes as u64;
+            }
+        }
+    }
+
+    fn count_contexts(&self, state: &State) {
+        let mut report = lock(&self.report);
+        report.n_contexts = state.contexts.live.len() as u64;
+        report.binary_bytes = state.contexts.live.values().map(|(_, bytes)| bytes).sum();
+    }
+
+    /// Forgets segments whose weights have changed, and frees contexts that nobody uses any more.
+    fn sweep(&self, state: &mut State) {
+        let State { entries, contexts } = state;
+        let mut freed = Vec::new();
+        entries.retain(|_, entry| {
+            if !entry.is_stale() {
+                return true;
+            }
+            for ready in entry.parts.iter().flat_map(|parts| parts.iter()) {
+                if let Some((n, _)) = contexts.live.get_mut(&ready.context) {
+                    *n -= 1;
+                    if *n == 0 {
+                        contexts.live.remove(&ready.context);
+                        freed.push(ready.context);
+                    }
+                }
+            }
+            false
+        });
+        for context in freed {
+            let _gone = self.worker.call(move |engine, _| engine.free(context));
+        }
+    }
+
+    fn units(&self, segment: usize, dense: &Dense, room: usize) -> Vec<Unit> {
+        let unit = |part: Part| {
+            let size = |weight: &super::part::PartWeight| {
+                let w = &dense.weights[weight.index];
+                let ty = QnnType::from_ggml_type(w.ggml_type).expect("only such are wanted");
+                Weight::lowered_bytes(ty, self.settings.tier, w.k, weight.rows.len())
+            };
+            Unit {
+                segment,
+                room,
+                size_bytes: part.weights.iter().map(size).sum(),
+                is_slice: part.is_slice(&dense.weights),
+                part,
+            }
+        };
+        parts(dense).into_iter().map(unit).collect()
+    }
+
+    /// Executes parts on the rows of `x`, of `k` elements each, padded to `room`. Returns the outputs by part: contiguous
+    /// rows. `None` where a number is beyond half floats.
+    fn execute(
+        &self,
+        parts: &[Ready],
+        x: &[f32],
+        k: usize,
+        room: usize,
+    ) -> Result<Option<Vec<Vec<Vec<f32>>>>, PartError> {
+        let Some(first) = parts.first() else {
+            return Ok(Some(Vec::new()));
+        };
+        let n_rows = x.len() / k;
+        let element = first.elements.input;
+        let mut bytes = Vec::with_capacity(2 * k * room);
+        let zeros = vec![0.0; k];
+        let padding = std::iter::repeat_n(zeros.as_slice(), room - n_rows);
+        let factors: Option<Vec<f32>> = x
+            .chunks_exact(k)
+            .chain(padding)
+            .map(|row| element.push_row(row, &mut bytes))
+            .collect();
+        let Some(factors) = factors else {
+            return Ok(None);
+        };
+        let graphs: Vec<_> = parts
+            .iter()
+            .map(|ready| (ready.context, ready.graph))
+            .collect();
+        let start = Instant::now();
+        let outputs = self.worker.call(move |engine, beat| {
+            let inputs = [bytes];
+            let run = |(context, graph)| {
+                let outputs = engine.execute(context, graph, &inputs);
+                beat.tick();
+                outputs
+            };
+            graphs.into_iter().map(run).collect::<Result<Vec<_>, _>>()
+        })??;
+        {
+            let mut report = lock(&self.report);
+            report.n_executions += parts.len() as u64;
+            report.execute += start.elapsed();
+            report.n_rows += n_rows as u64;
+            report.n_padded_rows += (room - n_rows) as u64;
+        }
+        let mut results = Vec::new();
+        for (ready, outputs) in parts.iter().zip(&outputs) {
+            let mut of_part = Vec::new();
+            for (((_, columns), bytes), element) in ready
+                .part
+                .outputs()
+                .zip(outputs)
+                .zip(&ready.elements.outputs)
+            {
+                let n = columns.len();
+                let Some(used) = bytes.get(..2 * n * n_rows) else {
+                    return Err(Error::Binary("an output of another size").into());
+                };
+                if !element.is_finite(used) {
+                    return Ok(None);
+                }
+                let mut rows = vec![0.0; n * n_rows];
+                for ((row, bytes), &factor) in rows
+                    .chunks_exact_mut(n)
+                    .zip(used.chunks_exact(2 * n))
+                    .zip(&factors)
+                {
+                    element.read_row(bytes, factor, row);
+                }
+                of_part.push(rows);
+            }
+            results.push(of_part);
+        }
+        Ok(Some(results))
+    }
+
+    /// Computes a segment on contiguous rows `x`; the outputs, contiguous rows each. `None` where the host has to.
+    pub(super) fn run(&self, segment: &Dense, x: &[f32]) -> Option<Vec<Vec<f32>>> {
+        let (n_rows, k) = (segment.n_rows(), segment.weights[0].k);
+        let n_outputs = match segment.kind {
+            DenseKind::Products => segment.weights.len(),
+            DenseKind::FeedForward => 1,
+        };
+        let widths = &segment.weights[segment.weights.len() - n_outputs..];
+        let mut outputs: Vec<Vec<f32>> = widths
+            .iter()
+            .map(|weight| vec![0.0; weight.n * n_rows])
+            .collect();
+        for piece in self.settings.rows.cut(n_rows) {
+            let key = Key::of(segment, piece.room);
+            let parts = {
+                let state = lock(&self.state);
+                let entry = state.entries.get(&key).filter(|entry| !entry.is_stale())?;
+                Arc::clone(entry.parts.as_ref()?)
+            };
+            let rows = &x[piece.start * k..(piece.start + piece.n_rows) * k];
+            let results = match self.execute(&parts, rows, k, piece.room) {
+                Ok(Some(results)) => results,
+                Ok(None) => {
+                    self.warn(format_args!(
+                        "results beyond half floats: the host computes them again"
+                    ));
+                    lock(&self.report).n_overflows += 1;
+                    return None;
+                }
+                Err(error) => {
+                    self.refuse("a segment", &error);
+                    if let Some(entry) = lock(&self.state).entries.get_mut(&key) {
+                        entry.parts = None;
+                    }
+                    return None;
+                }
+            };
+            for (ready, results) in parts.iter().zip(&results) {
+                for ((output, columns), result) in ready.part.outputs().zip(results) {
+                    let n = widths[output].n;
+                    let out = &mut outputs[output][piece.start * n..];
+                    for (to, from) in out
+                        .chunks_exact_mut(n)
+                        .zip(result.chunks_exact(columns.len()))
+                    {
+                        to[columns.clone()].copy_from_slice(from);
+                    }
+                }
+            }
+        }
+        Some(outputs)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        log::debug!("QNN: {}", lock(&self.report));
+        for (reason, n) in &lock(&self.report).refused {
+            log::debug!("QNN: {n} segments on the host: {reason}");
+        }
+    }
+}
+
+/// Cuts parts into groups that share a context. A group ends where the row count changes, before and after feed-forward
+/// parts and slices, before products of several weights, and where it gets large: neighbours are then the same in graphs
+/// of other row counts, so that their binaries are found again.
+fn groups(units: &[Unit]) -> impl Iterator<Item = &[Unit]> {
+    let mut size_bytes = 0;
+    units.chunk_by(move |a, b| {
+        let stands_alone = |unit: &Unit| unit.is_slice || unit.part.kind == DenseKind::FeedForward;
+        size_bytes += a.size_bytes;
+        let together = a.room == b.room
+            && !stands_alone(a)
+            && !stands_alone(b)
+            && b.part.weights.len() == 1
+            && size_bytes + b.size_bytes <= GROUP_BYTES;
+        if !together {
+            size_bytes = 0;
+        }
+        together
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::qnn::part::PartWeight;
+
+    fn unit(
+        kind: DenseKind,
+        n_weights: usize,
+        room: usize,
+        size_bytes: usize,
+        is_slice: bool,
+    ) -> Unit {
+        let weight = |index| PartWeight { index, rows: 0..1 };
+        Unit {
+            segment: 0,
+            room,
+            part: Part {
+                kind,
+                weights: (0..n_weights).map(weight).collect(),
+            },
+            size_bytes,
+            is_slice,
+        }
+    }
+
+    #[test]
+    fn attention_and_feed_forward_of_a_layer_are_contexts() {
+        use DenseKind::{FeedForward, Products};
+        let layer = |room| {
+            vec![
+                unit(Products, 3, room, 3, false),
+                unit(Products, 1, room, 1, false),
+                unit(FeedForward, 3, room, 9, false),
+            ]
+        };
+        let mut units = [layer(32), layer(32), layer(64)].concat();
+        units.extend([
+            unit(Products, 1, 64, 5, true),
+            unit(Products, 1, 64, 5, true),
+        ]);
+        let sizes: Vec<usize> = groups(&units).map(<[_]>::len).collect();
+        assert_eq!(sizes, [2, 1, 2, 1, 2, 1, 1, 1]);
+        let large: Vec<_> = (0..5)
+            .map(|_| unit(Products, 1, 32, GROUP_BYTES / 2, false))
+            .collect();
+        assert_eq!(
+            groups(&large).map(<[_]>::len).collect::<Vec<_>>(),
+            [2, 2, 1]
+        );
+    }
+}

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Usage: scripts/bench.sh qnn [N_PROMPTS [WEIGHTS...]]
+#
+# Answers N_PROMPTS (40) prompts of tests/tasks/validation.jsonl with the trained model in F16, Q8_0 and Q4_0 (or the
+# WEIGHTS named: f16 q8_0 q4_0), with the CPU's kernels and through Qualcomm's emulation of the NPU. Compares texts, and logits
+# with the f32 reference of the dequantised weights. Times are the emulation's and say nothing about an NPU. Needs
+# LLADA_NPU_ACCEPT_QNN_LICENSE=1.
+#
+# RESULT: same_text (share of texts), nmse_max, graphs (built at the first start), finalize_s, second_start_graphs_built.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+main() {
+    local n_prompts=${1:-40} weights=("${@:2}")
+    ((${#weights[@]})) || weights=(f16 q8_0 q4_0)
+    "$REPO/scripts/setup.sh" qnn python >/dev/null
+    # cargo knows where the libraries of the program are.
+    local program="cargo run --quiet --locked --release -p llada-npu-tests --bin qnn-eval --"
+    with_ccache cargo build --locked --release -p llada-npu-tests --bin qnn-eval
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    cd "$REPO"
+    PYTHONPATH=$REPO/tests LLADA_NPU_QNN_DIR=$(qnn_dir "$QNN_VERSION") \
+        "$PYTHON" "$REPO/scripts/bench/qnn.py" "$program" "$REPO/tests" "$scratch" "$n_prompts" "${weights[@]}"
+}
+
+main "$@"

@@ -1,0 +1,62 @@
+//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT`: answers the first prompts of a task file with the accelerator of the
+//! environment (`LLADA_NPU_ACCEL`), and writes what came out into a directory:
+//!
+//! * `result.json`: for each prompt the generated tokens and the canvas `tokens` of one more forward (prompt, then masks);
+//!   `qnn`: what the library did, absent where it was not used;
+//! * `N.f32`: the logits of that forward, `[n_vocab, n_tokens]`, little-endian.
+
+use std::path::{Path, PathBuf};
+
+use ggml_llada_npu::device::qnn;
+use ggml_llada_npu::engine::sample::Sampling;
+use llada_npu_tests::engine::{forward, generate, load, session, target, whole_plan};
+use llada_npu_tests::files::prompts;
+use llada_npu_tests::llama::Llama;
+use serde_json::json;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [model, tasks, n_prompts, n_gen, out] = arguments.as_slice() else {
+        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT");
+    };
+    let number = |text: &String| -> u32 { text.parse().expect("a number") };
+    let out = PathBuf::from(out);
+    std::fs::create_dir_all(&out).expect("the directory can be made");
+    let path = Path::new(model);
+    let (llama, loaded) = (Llama::load(path, 512), load(path, target()));
+    let mut session = session(&loaded, 1, Sampling::default());
+    let mask = loaded.traits(512).mask.expect("the model has a mask token");
+    let mut results = Vec::new();
+    let messages = prompts(tasks);
+    for (i, message) in messages.iter().take(number(n_prompts) as usize).enumerate() {
+        let prompt = llama.chat_prompt(message);
+        let generated = generate(&mut session, &prompt, number(n_gen), "");
+        let mut tokens = prompt.clone();
+        tokens.resize(prompt.len() + number(n_gen) as usize, mask);
+        let logits = forward(&mut session, &whole_plan(&tokens, 0)).concat();
+        let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
+        std::fs::write(out.join(format!("{i}.f32")), bytes).expect("logits can be written");
+        results.push(json!({
+            "prompt": message,
+            "output": generated.output,
+            "tokens": tokens,
+            "n_vocab": llama.n_vocab(),
+        }));
+    }
+    let report = qnn::session().ok().flatten().map(|session| {
+        let report = session.report();
+        json!({
+            "graphs_built": report.n_graphs_built,
+            "graphs_loaded": report.n_graphs_loaded,
+            "contexts": report.n_contexts,
+            "finalize_s": report.finalize.as_secs_f64(),
+            "binary_bytes": report.binary_bytes,
+            "executions": report.n_executions,
+            "worst_nmse": report.worst_nmse,
+            "refused": report.refused,
+            "overflows": report.n_overflows,
+        })
+    });
+    let result = json!({ "prompts": results, "qnn": report });
+    std::fs::write(out.join("result.json"), result.to_string()).expect("results can be written");
+}

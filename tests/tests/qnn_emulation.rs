@@ -1,0 +1,140 @@
+//! The trained model through Qualcomm's emulation of the NPU: logits and texts. Every run is a process of its own.
+
+use std::path::Path;
+use std::process::Command;
+
+use llada_npu_tests::files::trained;
+use llada_npu_tests::llama::nmse;
+use llada_npu_tests::numpy::{self, Numpy};
+use llada_npu_tests::qnn::{Qnn, answer_of_host};
+use serde::Deserialize;
+
+/// Prompts that are answered.
+const N_PROMPTS: usize = 5;
+/// Tokens of an answer at most.
+const N_GEN: usize = 40;
+/// How far logits may be from the f32 reference of the dequantised weights.
+const MAX_NMSE: f64 = 1e-5;
+
+#[derive(Debug, Deserialize)]
+struct Run {
+    prompts: Vec<Prompt>,
+    qnn: Option<Report>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Prompt {
+    prompt: String,
+    output: Vec<i32>,
+    tokens: Vec<i32>,
+    n_vocab: usize,
+}
+
+#[derive(Debug, Deserialize)]
+struct Report {
+    graphs_built: u64,
+    graphs_loaded: u64,
+    executions: u64,
+    refused: serde_json::Map<String, serde_json::Value>,
+    overflows: u64,
+}
+
+/// Runs `qnn-eval` with an environment.
+fn eval(weights: &str, out: &Path, environment: &dyn Fn(&mut Command)) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qnn-eval"));
+    command
+        .arg(trained(weights))
+        .arg("validation.jsonl")
+        .args([N_PROMPTS.to_string(), N_GEN.to_string()])
+        .arg(out);
+    environment(&mut command);
+    let output = command.output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {stderr}", output.status);
+    let text = std::fs::read_to_string(out.join("result.json")).expect("the program wrote it");
+    serde_json::from_str(&text).expect("JSON of the program")
+}
+
+#[test]
+fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
+    let name = "logits_and_texts_are_those_of_the_reference_and_of_the_host";
+    let Some(qnn) = Qnn::emulation(name) else {
+        return;
+    };
+    let scratch = tempfile::tempdir().expect("a directory");
+    let [on_host, on_qnn, again] = ["host", "qnn", "again"].map(|dir| scratch.path().join(dir));
+    let host = eval("q4_0", &on_host, &|command| {
+        command.env("LLADA_NPU_ACCEL", "host");
+    });
+    let first = eval("q4_0", &on_qnn, &|command| qnn.set(command));
+    let report = first.qnn.expect("the library was used");
+    assert!(
+        report.graphs_built > 0 && report.executions > 0,
+        "{report:?}"
+    );
+    assert!(
+        report.refused.is_empty() && report.overflows == 0,
+        "{report:?}"
+    );
+
+    let mut numpy = Numpy::new();
+    let requests = first.prompts.iter().map(|prompt| {
+        let request = serde_json::json!([{ "tokens": prompt.tokens }]);
+        numpy.forward(&trained("q4_0"), &request)
+    });
+    let references: Vec<_> = requests.collect();
+    numpy.run();
+    for (i, (prompt, reference)) in first.prompts.iter().zip(&references).enumerate() {
+        let expected = numpy::rows(reference, prompt.n_vocab).concat();
+        let got = numpy::rows(&on_qnn.join(format!("{i}.f32")), prompt.n_vocab).concat();
+        let error = nmse(&got, &expected);
+        println!("{}: NMSE {error:.1e} (limit {MAX_NMSE:.0e})", prompt.prompt);
+        assert!(error <= MAX_NMSE, "{}: NMSE {error:e}", prompt.prompt);
+        assert_eq!(prompt.output, host.prompts[i].output, "{}", prompt.prompt);
+    }
+
+    let second = eval("q4_0", &again, &|command| qnn.set(command));
+    let report = second.qnn.expect("the library was used");
+    assert_eq!(report.graphs_built, 0, "{report:?}");
+    assert!(report.graphs_loaded > 0, "{report:?}");
+    for (first, second) in first.prompts.iter().zip(&second.prompts) {
+        assert_eq!(first.output, second.output);
+    }
+}
+
+#[test]
+fn doctor_finds_everything_in_the_emulation() {
+    let Some(qnn) = Qnn::emulation("doctor_finds_everything_in_the_emulation") else {
+        return;
+    };
+    let output = qnn
+        .command(&["doctor"])
+        .output()
+        .expect("the program starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}");
+    assert!(output.status.success());
+    assert!(text.contains("qnn          used: "), "{text}");
+    assert!(!text.contains(": no, "), "{text}");
+}
+
+#[test]
+fn a_damaged_context_binary_never_reaches_the_library() {
+    let Some(qnn) = Qnn::emulation("a_damaged_context_binary_never_reaches_the_library") else {
+        return;
+    };
+    let prompt = "Spell: 46881";
+    let expected = answer_of_host("q4_0", prompt);
+    let whole = qnn.answer("q4_0", prompt, &[]);
+    assert_eq!(whole.text(), expected.text());
+    for file in qnn.contexts() {
+        let mut bytes = std::fs::read(&file).expect("a file of the cache");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 16;
+        std::fs::write(&file, bytes).expect("a file of the cache");
+    }
+    let answer = qnn.answer("q4_0", prompt, &[]);
+    assert_eq!(answer.text(), expected.text());
+    assert_eq!(answer.number("graphs_loaded"), Some(0.0));
+    assert_eq!(answer.warnings().len(), 1);
+}
