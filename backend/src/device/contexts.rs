@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -132,15 +131,5 @@ impl Mapping for ContextMapping {
             drop(context);
         }
         Ok(())
-    }
-
-    fn copy(
-        &mut self,
-        object: ObjectId,
-        _range: Range<u64>,
-        workload: &Workload,
-    ) -> Result<(), MapError> {
-        let tensor = workload.object(object).name.clone();
-        Err(MapError::NoStaging { tensor })
     }
 }

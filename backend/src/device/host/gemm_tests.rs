@@ -291,3 +291,21 @@ fn runs_are_all_strips_in_order_and_end_with_single_ones() {
         assert!(singles >= n.min(n_threads), "{runs:?}");
     }
 }
+
+#[test]
+fn a_weight_that_is_not_mapped_is_refused() {
+    let case = Case::new(Type::Q8_0, [256, 70, 1, 1], [256, 5, 1, 1], None);
+    let mut host = Host::with_kernels(2, &[]).unwrap();
+    let expected = case.run(&mut host, true).unwrap();
+    let address = case.region.address();
+    for _ in 0..2 {
+        case.store.show(address);
+        assert_eq!(case.run(&mut host, true).unwrap(), expected);
+        case.store.hide(address);
+        let refused = case.run(&mut host, true);
+        assert!(
+            matches!(refused, Err(DeviceError::NotMapped { size_bytes }) if size_bytes > 256 * 70),
+            "{refused:?}"
+        );
+    }
+}

@@ -5,7 +5,6 @@
 //! memory of the process as well.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::mapping::{MapError, Mapping};
@@ -64,17 +63,6 @@ impl Mapping for HostMapping {
             }
         }
         Ok(())
-    }
-
-    fn copy(
-        &mut self,
-        object: ObjectId,
-        _range: Range<u64>,
-        workload: &Workload,
-    ) -> Result<(), MapError> {
-        // Kernels read tiles where they are.
-        let tensor = workload.object(object).name.clone();
-        Err(MapError::NoStaging { tensor })
     }
 }
 

@@ -66,16 +66,20 @@ pub trait Mapping: std::fmt::Debug + Send {
     /// When the device complains.
     fn unmap(&mut self, piece: &Piece, workload: &Workload) -> Result<(), MapError>;
 
-    /// Copies an object to addresses of the staging memory, which is visible.
+    /// Copies an object to addresses of the staging memory, which is visible. Devices without one need not say so.
     ///
     /// # Errors
-    /// When the device refuses, as it does where it has no staging memory.
+    /// When the device refuses.
     fn copy(
         &mut self,
         object: ObjectId,
         range: Range<u64>,
         workload: &Workload,
-    ) -> Result<(), MapError>;
+    ) -> Result<(), MapError> {
+        let _nowhere = range;
+        let tensor = workload.object(object).name.clone();
+        Err(MapError::NoStaging { tensor })
+    }
 
     /// Prepares what the device has to be told to run a segment: called once for every turn, when all its transfers are done.
     ///
