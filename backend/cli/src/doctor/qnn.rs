@@ -78,7 +78,9 @@ pub(super) fn look() -> Qnn {
     let broken = findings
         .iter()
         .find(|found| !found.works && found.is_needed());
-    let works = broken.is_none() && !findings.is_empty();
+    let computes = findings
+        .iter()
+        .any(|found| found.works && found.is_product());
     let emulated = cfg!(target_arch = "x86_64");
     let (used, reason) = match (settings.accel, broken) {
         (Accel::Host, _) => (false, "LLADA_NPU_ACCEL=host".to_owned()),
@@ -87,7 +89,8 @@ pub(super) fn look() -> Qnn {
             false,
             "LLADA_NPU_ACCEL=auto does not take an emulation, LLADA_NPU_ACCEL=qnn does".to_owned(),
         ),
-        _ => (works, "products with weights run there".to_owned()),
+        _ if !computes => (false, "no graph computes what it should".to_owned()),
+        _ => (true, "products with weights run there".to_owned()),
     };
     Qnn {
         accel: match settings.accel {
@@ -110,6 +113,13 @@ impl Found {
     /// Tells whether nothing works without it.
     fn is_needed(&self) -> bool {
         ["library", "device", "process"].contains(&self.what.as_str())
+    }
+
+    /// Tells whether it is a product of weights in some form.
+    fn is_product(&self) -> bool {
+        ["blocks", "half floats", "bytes per row"]
+            .iter()
+            .any(|form| self.what.contains(form))
     }
 }
 
