@@ -182,7 +182,8 @@ impl NpuBackend {
                 body(bytes);
             }
         };
-        accelerator.prepare(&self.dense.segments, guard, &mut read);
+        let is_aborted = || self.abort.is_some_and(|abort| abort.requested());
+        accelerator.prepare(&self.dense.segments, guard, &mut read, &is_aborted);
     }
 
     /// Computes a node as a part of a dense segment; tells whether it did, or nothing is left to do.

@@ -65,10 +65,19 @@ pub trait SegmentAccelerator {
 
     /// Gets ready for the segments of a graph that is about to be computed. What was prepared for earlier graphs is kept
     /// as long as its weights do not change.
-    fn prepare(&mut self, segments: &[Dense], weights: &PlainGuard<'_>, read: &mut ReadWeight<'_>);
+    ///
+    /// It may take minutes: `is_aborted` is asked again and again whether to end early. Segments that are not ready then
+    /// do not start.
+    fn prepare(
+        &mut self,
+        segments: &[Dense],
+        weights: &PlainGuard<'_>,
+        read: &mut ReadWeight<'_>,
+        is_aborted: &dyn Fn() -> bool,
+    );
 
     /// Computes segment `i` of those that were prepared, of the input's bytes. Tells whether it did; if not, the nodes are
-    /// computed one by one.
+    /// computed one by one. If it did, [`finish`](Self::finish) has the outputs, whatever happens to the accelerator.
     fn start(&mut self, i: usize, x: &[u8]) -> bool;
 
     /// Writes an output of segment `i`, whose start succeeded: contiguous f32 rows.

@@ -49,7 +49,8 @@ pub trait Accelerator: std::fmt::Debug + Send {
     /// may compute it), or the device failed.
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError>;
 
-    /// Returns what computes whole segments, if there is such a thing.
+    /// Returns what computes whole segments, if there is such a thing. The answer is the same at any time: whether a segment
+    /// can be computed now is what [`SegmentAccelerator::start`] tells.
     fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {
         None
     }

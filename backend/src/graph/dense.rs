@@ -100,6 +100,7 @@ fn kind(
     wants: &dyn Fn(&Spec) -> bool,
 ) -> Option<FactKind> {
     let spec = describe(codes, node)?;
+    node.place()?; // where an output goes
     match spec.op {
         // Half floats do not meet a wish for precision.
         Op::MulMat if node.op_params()[0] == 0 && wants(&spec) => {

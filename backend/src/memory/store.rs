@@ -415,10 +415,11 @@ impl PlainGuard<'_> {
         state.tiles.clone()
     }
 
-    /// Returns what tells when the bytes of a weight change.
+    /// Returns what tells when the bytes of a weight change, or go. `None` outside the device's buffers: nobody tells us then.
     #[must_use]
-    pub fn watch(&self, address: usize, size_bytes: usize) -> Arc<Watch> {
-        self.store.watches.watch(address, size_bytes)
+    pub fn watch(&self, address: usize, size_bytes: usize) -> Option<Arc<Watch>> {
+        self.store.buffer(address, size_bytes)?;
+        Some(self.store.watches.watch(address, size_bytes))
     }
 
     /// Tells whether somebody wants to know of changes.

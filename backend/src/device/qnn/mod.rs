@@ -170,7 +170,7 @@ impl Accelerator for Qnn {
     }
 
     fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {
-        self.session.is_alive().then_some(self)
+        Some(self)
     }
 
     fn set_n_threads(&mut self, n_threads: usize) -> Result<(), DeviceError> {
@@ -188,16 +188,24 @@ impl SegmentAccelerator for Qnn {
         self.session.settings().tier != Tier::Int8
     }
 
-    fn prepare(&mut self, segments: &[Dense], weights: &PlainGuard<'_>, read: &mut ReadWeight<'_>) {
+    fn prepare(
+        &mut self,
+        segments: &[Dense],
+        weights: &PlainGuard<'_>,
+        read: &mut ReadWeight<'_>,
+        is_aborted: &dyn Fn() -> bool,
+    ) {
         self.segments.clear();
         self.segments.extend_from_slice(segments);
         self.results.clear();
         self.results.resize(segments.len(), Vec::new());
-        self.session.prepare(segments, weights, read);
+        if self.session.is_alive() {
+            self.session.prepare(segments, weights, read, is_aborted);
+        }
     }
 
     fn start(&mut self, i: usize, x: &[u8]) -> bool {
-        let Some(segment) = self.segments.get(i) else {
+        let Some(segment) = self.segments.get(i).filter(|_| self.session.is_alive()) else {
             return false;
         };
         let results = gather(segment, x).and_then(|x| self.session.run(segment, &x));

@@ -204,17 +204,18 @@ impl Session {
         *lock(&self.report).refused.entry(reason).or_default() += 1;
     }
 
-    /// Makes the segments ready that are not yet.
+    /// Makes the segments ready that are not yet, those that come first if it is aborted.
     pub(super) fn prepare(
         &self,
         segments: &[Dense],
         guard: &PlainGuard<'_>,
         read: &mut ReadWeight<'_>,
+        is_aborted: &dyn Fn() -> bool,
     ) {
         let mut state = lock(&self.state);
         self.sweep(&mut state);
         let mut units = Vec::new();
-        let mut watches = HashMap::new();
+        let mut watches: HashMap<Key, Vec<Arc<Watch>>> = HashMap::new();
         for (i, segment) in segments.iter().enumerate() {
             for Piece { room, .. } in self.settings.rows.cut(segment.n_rows()) {
                 let key = Key::of(segment, room);
@@ -222,7 +223,11 @@ impl Session {
                     continue;
                 }
                 let watch = |w: &DenseWeight| guard.watch(w.address, w.size_bytes);
-                watches.insert(key, segment.weights.iter().map(watch).collect::<Vec<_>>());
+                // What may change unseen is not kept.
+                let Some(watched) = segment.weights.iter().map(watch).collect() else {
+                    continue;
+                };
+                watches.insert(key, watched);
                 units.extend(self.units(i, segment, room));
             }
         }
@@ -230,7 +235,14 @@ impl Session {
             return;
         }
         let mut made: HashMap<Key, Vec<Option<Ready>>> = HashMap::new();
+        let mut last = None;
         for group in groups(&units) {
+            // Segments are made whole.
+            let is_new = last != Some((group[0].segment, group[0].room));
+            if is_new && is_aborted() {
+                break;
+            }
+            last = group.last().map(|unit| (unit.segment, unit.room));
             let results = self.make(group, segments, read, &mut state.contexts);
             for (unit, ready) in group.iter().zip(results) {
                 let key = Key::of(&segments[unit.segment], unit.room);
