@@ -176,8 +176,12 @@ impl Engine {
         let binary = ContextBinary::from_bytes(bytes, key)?;
         let context = Context::from_binary(&self.device, &binary)?;
         beat.tick();
-        let graphs: Result<Vec<_>, _> = names.iter().map(|name| context.graph(name)).collect();
-        self.take(graphs?)
+        let mut graphs = Vec::new();
+        for name in names {
+            graphs.push(context.graph(name)?);
+            beat.tick();
+        }
+        self.take(graphs)
     }
 
     fn take(&mut self, graphs: Vec<Graph>) -> Result<Made, Error> {

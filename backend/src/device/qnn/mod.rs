@@ -33,7 +33,7 @@ mod settings;
 mod weight;
 mod worker;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use llada_npu_ffi::ggml::Type;
 
@@ -43,7 +43,6 @@ use super::{
 };
 use crate::knobs::{Accel, KnobError};
 use crate::memory::{PlainGuard, context_dir};
-use cache::ContextCache;
 pub use check::Sums;
 pub use engine::{Identity, OpenOptions};
 pub use part::{Form, Linear, describe};
@@ -63,8 +62,12 @@ static SESSION: Mutex<Opened> = Mutex::new(Opened::Not);
 
 enum Opened {
     Not,
-    Once(Weak<Session>),
-    /// It failed, which is not tried again.
+    Once {
+        session: Weak<Session>,
+        /// Whether the library stopped to answer, also when the session is dropped.
+        gone: Arc<OnceLock<worker::Gone>>,
+    },
+    /// It failed, or does not answer any more, which is not tried again.
     Failed,
 }
 
@@ -86,16 +89,20 @@ pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
     let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     match &*opened {
         Opened::Failed => return Ok(None),
-        Opened::Once(session) => {
+        // Its thread may hold what another one would wait for.
+        Opened::Once { gone, .. } if gone.get().is_some() => {
+            *opened = Opened::Failed;
+            return Ok(None);
+        }
+        Opened::Once { session, .. } => {
             if let Some(session) = session.upgrade() {
-                return Ok(session.is_alive().then_some(session));
+                return Ok(Some(session));
             }
         }
         Opened::Not => {}
     }
     let is_asked_for = settings.accel == Accel::Qnn;
-    let cache = context_dir()?.map(ContextCache::new);
-    match Session::open(settings, cache) {
+    match Session::open(settings, context_dir()?) {
         Ok(session) => {
             let session = Arc::new(session);
             let Identity {
@@ -106,7 +113,10 @@ pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
             } = session.identity();
             let chip = soc.map_or("unknown chip".to_owned(), |soc| soc.to_string());
             log::info!("QNN {build_id} from {}: {chip}{EMULATED}", path.display());
-            *opened = Opened::Once(Arc::downgrade(&session));
+            *opened = Opened::Once {
+                session: Arc::downgrade(&session),
+                gone: session.gone(),
+            };
             Ok(Some(session))
         }
         Err(error) => {

@@ -9,16 +9,22 @@
 //! ```
 //!
 //! Segments are kept by the addresses of their weights, shape and row count, until the bytes of a weight change. Parts of
-//! neighbouring segments share a context, the unit that is loaded and written ([`groups`]).
+//! neighbouring segments share a context, the unit that is loaded and written ([`groups()`]). It is written when all its parts are right, and a
+//! file whose parts are wrong is deleted; it is freed when nobody holds one of them any more (`live`).
 
+mod groups;
+mod live;
 mod make;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use llada_npu_ffi::qnn::Error;
+
+use groups::groups;
+use live::{Contexts, Held};
 
 use super::cache::ContextCache;
 use super::engine::{Engine, GraphElements, Identity};
@@ -30,10 +36,7 @@ use super::weight::{QnnType, Weight};
 use super::worker::{Gone, Worker};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
 use crate::knobs::HostWeights;
-use crate::memory::{PlainGuard, Watch};
-
-/// Most bytes of lowered weights in a context.
-const GROUP_BYTES: usize = 256 << 20;
+use crate::memory::{CacheDir, PlainGuard, Watch};
 
 /// Why a segment is not computed here.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +78,7 @@ impl Key {
 pub(super) struct Ready {
     pub(super) part: Part,
     pub(super) elements: GraphElements,
-    context: u64,
+    context: Held,
     graph: usize,
 }
 
@@ -93,17 +96,19 @@ impl Entry {
     }
 }
 
-/// Contexts in use.
-#[derive(Debug, Default)]
-struct Contexts {
-    /// Parts in use, and bytes of the binary, by context.
-    live: BTreeMap<u64, (usize, u64)>,
+/// Host memory of weights that segments in use have.
+#[derive(Clone, Copy, Debug)]
+struct HostBytes {
+    size_bytes: u64,
+    /// Its pages were given back.
+    is_dropped: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<Key, Entry>,
-    contexts: Contexts,
+    /// By address.
+    weights: HashMap<usize, HostBytes>,
 }
 
 /// A part of a segment of the graph at hand that is to be made ready.
@@ -124,6 +129,7 @@ pub struct Session {
     identity: Identity,
     settings: Settings,
     cache: Option<ContextCache>,
+    contexts: Contexts,
     state: Mutex<State>,
     report: Mutex<Report>,
     has_warned: AtomicBool,
@@ -134,13 +140,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    /// Opens the library.
+    /// Opens the library; context binaries go to `cache`.
     ///
     /// # Errors
     /// Why that is impossible.
-    pub(super) fn open(
+    pub fn open(
         settings: Settings,
-        cache: Option<ContextCache>,
+        cache: Option<CacheDir>,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let options = settings.open.clone();
         let opened = Worker::start(settings.timeout, move |beat| Engine::open(&options, beat))?;
@@ -149,7 +155,8 @@ impl Session {
             worker,
             identity,
             settings,
-            cache,
+            cache: cache.map(ContextCache::new),
+            contexts: Contexts::default(),
             state: Mutex::default(),
             report: Mutex::default(),
             has_warned: AtomicBool::new(false),
@@ -171,13 +178,20 @@ impl Session {
     /// Returns what was done so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        lock(&self.report).clone()
+        let mut report = lock(&self.report).clone();
+        (report.n_contexts, report.binary_bytes) = self.contexts.count();
+        report
     }
 
     /// Tells whether the library still answers.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.worker.gone().is_none()
+    }
+
+    /// Returns what says that the library does not answer any more, also when the session is gone.
+    pub(super) fn gone(&self) -> Arc<OnceLock<Gone>> {
+        self.worker.gone_cell()
     }
 
     /// Tells whether the library took the wish for performance.
@@ -243,7 +257,7 @@ impl Session {
                 break;
             }
             last = group.last().map(|unit| (unit.segment, unit.room));
-            let results = self.make(group, segments, read, &mut state.contexts);
+            let results = self.make(group, segments, read);
             for (unit, ready) in group.iter().zip(results) {
                 let key = Key::of(&segments[unit.segment], unit.room);
                 made.entry(key).or_default().push(ready);
@@ -255,14 +269,14 @@ impl Session {
                 watches: watches.remove(&key).unwrap_or_default(),
                 parts: parts.map(Arc::new),
             };
-            self.take_notice(&key, &entry, guard);
+            self.take_notice(&mut state, &key, &entry, guard);
             state.entries.insert(key, entry);
         }
-        self.count_contexts(&state);
+        self.tidy(&mut state);
     }
 
-    /// Counts the host's bytes of a segment that is ready, and gives them back if that is wanted.
-    fn take_notice(&self, key: &Key, entry: &Entry, guard: &PlainGuard<'_>) {
+    /// Takes notice of the host's bytes of a segment that is ready, and gives them back if that is wanted.
+    fn take_notice(&self, state: &mut State, key: &Key, entry: &Entry, guard: &PlainGuard<'_>) {
         if entry.parts.is_none() {
             return;
         }
@@ -271,43 +285,55 @@ impl Session {
             let size_bytes = ty.row_size(k).unwrap_or(0) * n;
             let is_dropped = self.settings.host_weights == HostWeights::Drop
                 && guard.drop_pages(address, size_bytes);
-            let mut report = lock(&self.report);
-            if is_dropped {
-                report.dropped_bytes += size_bytes as u64;
-            } else {
-                report.host_bytes += size_bytes as u64;
-            }
+            let bytes = HostBytes {
+                size_bytes: size_bytes as u64,
+                is_dropped,
+            };
+            state.weights.insert(address, bytes);
         }
     }
 
-    fn count_contexts(&self, state: &State) {
-        let mut report = lock(&self.report);
-        report.n_contexts = state.contexts.live.len() as u64;
-        report.binary_bytes = state.contexts.live.values().map(|(_, bytes)| bytes).sum();
-    }
-
-    /// Forgets segments whose weights have changed, and frees contexts that nobody uses any more.
+    /// Forgets segments whose weights have changed.
     fn sweep(&self, state: &mut State) {
-        let State { entries, contexts } = state;
-        let mut freed = Vec::new();
-        entries.retain(|_, entry| {
-            if !entry.is_stale() {
-                return true;
-            }
-            for ready in entry.parts.iter().flat_map(|parts| parts.iter()) {
-                if let Some((n, _)) = contexts.live.get_mut(&ready.context) {
-                    *n -= 1;
-                    if *n == 0 {
-                        contexts.live.remove(&ready.context);
-                        freed.push(ready.context);
-                    }
-                }
-            }
-            false
-        });
-        for context in freed {
-            let _gone = self.worker.call(move |engine, _| engine.free(context));
+        let before = state.entries.len();
+        state.entries.retain(|_, entry| !entry.is_stale());
+        if state.entries.len() < before {
+            self.tidy(state);
         }
+    }
+
+    /// Frees what nobody uses any more, and counts what is in use: each weight once, however many graphs have it.
+    fn tidy(&self, state: &mut State) {
+        self.free_unused();
+        let State { entries, weights } = state;
+        let in_use: HashSet<usize> = entries
+            .iter()
+            .filter(|(_, entry)| entry.parts.is_some())
+            .flat_map(|(key, _)| key.weights.iter().map(|&(address, ..)| address))
+            .collect();
+        weights.retain(|address, _| in_use.contains(address));
+        let sum = |is_dropped: bool| {
+            let such = weights
+                .values()
+                .filter(|bytes| bytes.is_dropped == is_dropped);
+            such.map(|bytes| bytes.size_bytes).sum()
+        };
+        let mut report = lock(&self.report);
+        (report.host_bytes, report.dropped_bytes) = (sum(false), sum(true));
+    }
+
+    /// Frees contexts that nobody holds any more.
+    fn free_unused(&self) {
+        let unused = self.contexts.take_unused();
+        if unused.is_empty() {
+            return;
+        }
+        let _gone = self.worker.call(move |engine, beat| {
+            for context in unused {
+                engine.free(context);
+                beat.tick();
+            }
+        });
     }
 
     fn units(&self, segment: usize, dense: &Dense, room: usize) -> Vec<Unit> {
@@ -355,7 +381,7 @@ impl Session {
         };
         let graphs: Vec<_> = parts
             .iter()
-            .map(|ready| (ready.context, ready.graph))
+            .map(|ready| (ready.context.context(), ready.graph))
             .collect();
         let start = Instant::now();
         let outputs = self.worker.call(move |engine, beat| {
@@ -407,6 +433,13 @@ impl Session {
 
     /// Computes a segment on contiguous rows `x`; the outputs, contiguous rows each. `None` where the host has to.
     pub(super) fn run(&self, segment: &Dense, x: &[f32]) -> Option<Vec<Vec<f32>>> {
+        let outputs = self.run_pieces(segment, x);
+        // Another instance may have seen weights change meanwhile: then ours were the last shares.
+        self.free_unused();
+        outputs
+    }
+
+    fn run_pieces(&self, segment: &Dense, x: &[f32]) -> Option<Vec<Vec<f32>>> {
         let (n_rows, k) = (segment.n_rows(), segment.weights[0].k);
         let n_outputs = match segment.kind {
             DenseKind::Products => segment.weights.len(),
@@ -436,9 +469,7 @@ impl Session {
                 }
                 Err(error) => {
                     self.refuse("a segment", &error);
-                    if let Some(entry) = lock(&self.state).entries.get_mut(&key) {
-                        entry.parts = None;
-                    }
+                    self.give_up(&key, &parts);
                     return None;
                 }
             };
@@ -457,85 +488,28 @@ impl Session {
         }
         Some(outputs)
     }
+
+    /// Leaves a segment to the host whose parts failed, unless it was made anew meanwhile.
+    fn give_up(&self, key: &Key, failed: &Arc<Vec<Ready>>) {
+        let mut state = lock(&self.state);
+        let entry = state.entries.get_mut(key);
+        let same = |entry: &&mut Entry| {
+            let parts = entry.parts.as_ref();
+            parts.is_some_and(|parts| Arc::ptr_eq(parts, failed))
+        };
+        if let Some(entry) = entry.filter(same) {
+            entry.parts = None;
+            self.tidy(&mut state);
+        }
+    }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        log::debug!("QNN: {}", lock(&self.report));
-        for (reason, n) in &lock(&self.report).refused {
+        let report = self.report();
+        log::debug!("QNN: {report}");
+        for (reason, n) in &report.refused {
             log::debug!("QNN: {n} segments on the host: {reason}");
         }
-    }
-}
-
-/// Cuts parts into groups that share a context. A group ends where the row count changes, before and after feed-forward
-/// parts and slices, before products of several weights, and where it gets large: neighbours are then the same in graphs
-/// of other row counts, so that their binaries are found again.
-fn groups(units: &[Unit]) -> impl Iterator<Item = &[Unit]> {
-    let mut size_bytes = 0;
-    units.chunk_by(move |a, b| {
-        let stands_alone = |unit: &Unit| unit.is_slice || unit.part.kind == DenseKind::FeedForward;
-        size_bytes += a.size_bytes;
-        let together = a.room == b.room
-            && !stands_alone(a)
-            && !stands_alone(b)
-            && b.part.weights.len() == 1
-            && size_bytes + b.size_bytes <= GROUP_BYTES;
-        if !together {
-            size_bytes = 0;
-        }
-        together
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::qnn::part::PartWeight;
-
-    fn unit(
-        kind: DenseKind,
-        n_weights: usize,
-        room: usize,
-        size_bytes: usize,
-        is_slice: bool,
-    ) -> Unit {
-        let weight = |index| PartWeight { index, rows: 0..1 };
-        Unit {
-            segment: 0,
-            room,
-            part: Part {
-                kind,
-                weights: (0..n_weights).map(weight).collect(),
-            },
-            size_bytes,
-            is_slice,
-        }
-    }
-
-    #[test]
-    fn attention_and_feed_forward_of_a_layer_are_contexts() {
-        use DenseKind::{FeedForward, Products};
-        let layer = |room| {
-            vec![
-                unit(Products, 3, room, 3, false),
-                unit(Products, 1, room, 1, false),
-                unit(FeedForward, 3, room, 9, false),
-            ]
-        };
-        let mut units = [layer(32), layer(32), layer(64)].concat();
-        units.extend([
-            unit(Products, 1, 64, 5, true),
-            unit(Products, 1, 64, 5, true),
-        ]);
-        let sizes: Vec<usize> = groups(&units).map(<[_]>::len).collect();
-        assert_eq!(sizes, [2, 1, 2, 1, 2, 1, 1, 1]);
-        let large: Vec<_> = (0..5)
-            .map(|_| unit(Products, 1, 32, GROUP_BYTES / 2, false))
-            .collect();
-        assert_eq!(
-            groups(&large).map(<[_]>::len).collect::<Vec<_>>(),
-            [2, 2, 1]
-        );
     }
 }

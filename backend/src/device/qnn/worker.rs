@@ -3,6 +3,7 @@
 //! A call that hangs cannot be ended. Its caller stops waiting, the thread is left behind with all that it owns, and the
 //! library is never called again.
 
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +46,7 @@ pub(super) struct Worker<S> {
     ended: Mutex<Receiver<()>>,
     beat: Arc<Beat>,
     limit: Duration,
-    gone: OnceLock<Gone>,
+    gone: Arc<OnceLock<Gone>>,
 }
 
 impl<S: 'static> Worker<S> {
@@ -59,6 +60,8 @@ impl<S: 'static> Worker<S> {
         let (end, ended) = mpsc::channel();
         let beat = Arc::new(Beat::default());
         let beat_there = Arc::clone(&beat);
+        let gone = Arc::new(OnceLock::new());
+        let gone_there = Arc::clone(&gone);
         let body = move || {
             match init(&beat_there) {
                 Ok((mut state, first)) => {
@@ -66,6 +69,15 @@ impl<S: 'static> Worker<S> {
                     drop(reply);
                     for job in queue {
                         job(&mut state, &beat_there);
+                        // Who waits behind this job waits for his own from here on.
+                        beat_there.tick();
+                        if gone_there.get().is_some() {
+                            break;
+                        }
+                    }
+                    if gone_there.get().is_some() {
+                        // Nobody waits, and the process may be ending: the library is left as it is.
+                        let _left_behind = ManuallyDrop::new(state);
                     }
                 }
                 Err(error) => {
@@ -79,13 +91,16 @@ impl<S: 'static> Worker<S> {
             // A panic ends the thread, which closes its channels.
             .spawn(move || drop(catch_unwind(AssertUnwindSafe(body))))
             .map_err(|_refused| Gone::NoThread)?;
-        Ok(wait(&answer, &beat, limit)?.map(|first| {
+        let first = wait(&answer, &beat, limit).inspect_err(|&why| {
+            gone.get_or_init(|| why);
+        })?;
+        Ok(first.map(|first| {
             let worker = Self {
                 jobs: Mutex::new(Some(jobs)),
                 ended: Mutex::new(ended),
                 beat,
                 limit,
-                gone: OnceLock::new(),
+                gone,
             };
             (worker, first)
         }))
@@ -119,6 +134,11 @@ impl<S: 'static> Worker<S> {
     pub(super) fn gone(&self) -> Option<Gone> {
         self.gone.get().copied()
     }
+
+    /// Returns where that is written, for who asks when the worker is dropped.
+    pub(super) fn gone_cell(&self) -> Arc<OnceLock<Gone>> {
+        Arc::clone(&self.gone)
+    }
 }
 
 impl<S> Drop for Worker<S> {
@@ -132,7 +152,9 @@ impl<S> Drop for Worker<S> {
         );
         if self.gone.get().is_none() {
             let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-            let _late = ended.recv_timeout(self.limit);
+            if ended.recv_timeout(self.limit) == Err(RecvTimeoutError::Timeout) {
+                self.gone.get_or_init(|| Gone::TimedOut(self.limit));
+            }
         }
     }
 }
@@ -192,6 +214,37 @@ mod tests {
             }
         };
         assert_eq!(worker.call(slow), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_behind_others_has_his_own_limit() {
+        let worker = worker(SHORT);
+        let slow = |_: &mut u32, _: &Beat| std::thread::sleep(SHORT / 2);
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = (0..6).map(|_| scope.spawn(|| worker.call(slow))).collect();
+            for call in calls {
+                assert_eq!(call.join().unwrap(), Ok(()));
+            }
+        });
+    }
+
+    #[test]
+    fn what_was_left_behind_does_not_go_on() {
+        let (done, was_done) = mpsc::channel();
+        let worker = worker(SHORT);
+        let cell = worker.gone_cell();
+        let late = |_: &mut u32, _: &Beat| std::thread::sleep(2 * SHORT);
+        std::thread::scope(|scope| {
+            scope.spawn(|| worker.call(late));
+            std::thread::sleep(SHORT / 4);
+            let queued = worker.call(move |_, _| done.send(()));
+            assert!(queued.is_err());
+        });
+        drop(worker);
+        assert_eq!(cell.get(), Some(&Gone::TimedOut(SHORT)));
+        // The job is dropped, not run.
+        let end = was_done.recv_timeout(Duration::from_secs(60));
+        assert_eq!(end, Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]

@@ -2,11 +2,21 @@
 
 use super::super::cache::{ContextKey, KeyHasher};
 use super::super::check::{self, Reference, Rows, Sums};
-use super::super::engine::{Draft, Identity, Made, Refusal};
+use super::super::engine::{Draft, GraphElements, Identity, Made, Refusal};
 use super::super::part::{Form, Linear};
 use super::super::weight::{QnnType, Weight};
-use super::{Contexts, PartError, Ready, Session, Unit, lock};
+use super::live::Held;
+use super::{PartError, Ready, Session, Unit, lock};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
+
+/// A context that parts are taken from.
+struct Source {
+    made: Made,
+    held: Held,
+    key: ContextKey,
+    /// It came from disk.
+    is_loaded: bool,
+}
 
 impl Session {
     /// Makes a group of parts ready, in one context; `None` for each that is refused.
@@ -15,31 +25,50 @@ impl Session {
         group: &[Unit],
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
-        contexts: &mut Contexts,
     ) -> Vec<Option<Ready>> {
         let mut results: Vec<Option<Ready>> = vec![None; group.len()];
         let mut left: Vec<usize> = (0..group.len()).collect();
+        // Whether a file may be taken: one whose graphs compute wrong numbers is made anew, once.
+        let mut may_load = true;
         while !left.is_empty() {
             let units: Vec<&Unit> = left.iter().map(|&i| &group[i]).collect();
-            match self.context(&units, segments, read) {
-                Ok((made, size_bytes)) => {
-                    self.check(&units, segments, read, &made, |i, ready| {
-                        results[left[i]] = Some(ready);
-                    });
-                    let n = results.iter().flatten().count();
-                    if n > 0 {
-                        contexts.live.insert(made.context, (n, size_bytes));
-                    } else {
-                        let context = made.context;
-                        let _gone = self.worker.call(move |engine, _| engine.free(context));
-                    }
-                    return results;
-                }
+            let source = match self.context(&units, segments, read, may_load) {
+                Ok(source) => source,
                 Err((index, error)) => {
                     let unit = &group[left.remove(index)];
                     self.refuse(&name(&segments[unit.segment], unit), &error);
+                    continue;
+                }
+            };
+            let checked = self.check(&units, segments, read, &source);
+            let is_whole = checked.iter().all(Result::is_ok);
+            if source.is_loaded && !is_whole {
+                if let Some(cache) = &self.cache {
+                    cache.discard(&source.key);
+                }
+                if self.is_alive() {
+                    self.warn(format_args!(
+                        "context binary {}: wrong results; it is made anew",
+                        source.key.hex()
+                    ));
+                    may_load = false;
+                    continue;
                 }
             }
+            if !source.is_loaded && is_whole {
+                let size_bytes = self.store(&source.key, source.made.context);
+                source.held.set_size(size_bytes);
+            }
+            for (i, checked) in left.into_iter().zip(checked) {
+                match checked {
+                    Ok(ready) => results[i] = Some(ready),
+                    Err(error) => {
+                        let unit = &group[i];
+                        self.refuse(&name(&segments[unit.segment], unit), &error);
+                    }
+                }
+            }
+            return results;
         }
         results
     }
@@ -50,13 +79,23 @@ impl Session {
         units: &[&Unit],
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
-    ) -> Result<(Made, u64), (usize, PartError)> {
+        may_load: bool,
+    ) -> Result<Source, (usize, PartError)> {
+        self.must_answer()?;
         let key = self.key(units, segments, read)?;
-        if let Some(made) = self.load(&key, units.len()) {
-            return Ok(made);
+        if may_load && let Some((made, size_bytes)) = self.load(&key, units.len()) {
+            let held = self.contexts.hold(made.context);
+            held.set_size(size_bytes);
+            return Ok(Source {
+                made,
+                held,
+                key,
+                is_loaded: true,
+            });
         }
         let mut drafts = Vec::new();
         for (i, unit) in units.iter().enumerate() {
+            self.must_answer()?;
             let weights = self.lower(unit, &segments[unit.segment], read);
             drafts.push(Draft {
                 name: graph_name(i),
@@ -73,13 +112,22 @@ impl Session {
             Ok(Err(Refusal { index, error })) => return Err((index, error.into())),
             Err(gone) => return Err((0, gone.into())),
         };
-        {
-            let mut report = lock(&self.report);
-            report.n_graphs_built += made.graphs.len() as u64;
-            report.finalize += made.finalize;
-        }
-        let size_bytes = self.store(&key, made.context);
-        Ok((made, size_bytes))
+        let mut report = lock(&self.report);
+        report.n_graphs_built += made.graphs.len() as u64;
+        report.finalize += made.finalize;
+        Ok(Source {
+            held: self.contexts.hold(made.context),
+            made,
+            key,
+            is_loaded: false,
+        })
+    }
+
+    /// Fails where the library does not answer any more: weights are not read and lowered for nobody.
+    fn must_answer(&self) -> Result<(), (usize, PartError)> {
+        self.worker
+            .gone()
+            .map_or(Ok(()), |gone| Err((0, gone.into())))
     }
 
     fn form(&self, unit: &Unit) -> Form {
@@ -159,7 +207,7 @@ impl Session {
         }
     }
 
-    /// Writes a context binary; returns its bytes.
+    /// Writes the binary of a context whose graphs are right; returns its bytes.
     fn store(&self, key: &ContextKey, context: u64) -> u64 {
         let Some(cache) = self.cache.as_ref() else {
             return 0;
@@ -207,33 +255,28 @@ impl Session {
         Ok(weights)
     }
 
-    /// Runs every part once and compares samples; `pass` gets those that are right.
+    /// Runs every part once and compares samples.
     fn check(
         &self,
         units: &[&Unit],
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
-        made: &Made,
-        mut pass: impl FnMut(usize, Ready),
-    ) {
-        for (i, (unit, elements)) in units.iter().zip(&made.graphs).enumerate() {
+        source: &Source,
+    ) -> Vec<Result<Ready, PartError>> {
+        let graphs = units.iter().zip(&source.made.graphs).enumerate();
+        let check = |(graph, (unit, elements)): (usize, (&&Unit, &GraphElements))| {
             let ready = Ready {
                 part: unit.part.clone(),
                 elements: elements.clone(),
-                context: made.context,
-                graph: i,
+                context: source.held.clone(),
+                graph,
             };
-            let segment = &segments[unit.segment];
-            match self.check_part(&ready, unit, segment, read) {
-                Ok(nmse) => {
-                    let mut report = lock(&self.report);
-                    report.worst_nmse = report.worst_nmse.max(nmse);
-                    drop(report);
-                    pass(i, ready);
-                }
-                Err(error) => self.refuse(&name(segment, unit), &error),
-            }
-        }
+            let nmse = self.check_part(&ready, unit, &segments[unit.segment], read)?;
+            let mut report = lock(&self.report);
+            report.worst_nmse = report.worst_nmse.max(nmse);
+            Ok(ready)
+        };
+        graphs.map(check).collect()
     }
 
     fn check_part(
@@ -254,7 +297,8 @@ impl Session {
         let mut reference = Reference::products(&x, k, &rows);
         if segment.kind == DenseKind::FeedForward {
             let (gate, up) = (&segment.weights[0], &segment.weights[1]);
-            let [gate_bytes, up_bytes] = [gate, up].map(|weight| copy_of(weight, read));
+            let gate_bytes = copy_of(gate, read)?;
+            let up_bytes = copy_of(up, read)?;
             reference = reference.feed_forward(&of(gate, &gate_bytes), &of(up, &up_bytes));
         }
         let max = check::max_nmse(segment.kind, self.settings.tier);
@@ -266,11 +310,12 @@ impl Session {
                 .iter()
                 .map(|row| result[row * n..][..n].to_vec())
                 .collect();
-            let mut sums = Sums::default();
+            let mut sums = None;
             read(weight.node, &mut |bytes| {
-                reference.compare(&of(weight, bytes), columns, &sampled, &mut sums);
+                let sums = sums.insert(Sums::default());
+                reference.compare(&of(weight, bytes), columns, &sampled, sums);
             });
-            let nmse = sums.nmse();
+            let nmse = sums.ok_or(PartError::Unreadable)?.nmse();
             if nmse > max {
                 return Err(PartError::Wrong { nmse, max });
             }
@@ -311,10 +356,10 @@ fn with_rows(
     });
 }
 
-fn copy_of(weight: &DenseWeight, read: &mut ReadWeight<'_>) -> Vec<u8> {
-    let mut copy = Vec::new();
-    read(weight.node, &mut |bytes| copy = bytes.to_vec());
-    copy
+fn copy_of(weight: &DenseWeight, read: &mut ReadWeight<'_>) -> Result<Vec<u8>, PartError> {
+    let mut copy = None;
+    read(weight.node, &mut |bytes| copy = Some(bytes.to_vec()));
+    copy.ok_or(PartError::Unreadable)
 }
 
 fn of<'a>(weight: &'a DenseWeight, bytes: &'a [u8]) -> Rows<'a> {
