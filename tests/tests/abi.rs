@@ -11,8 +11,9 @@ use llada_npu_tests::host::{api3_ggml, compile, plugin, stock, succeed};
 
 /// Lets a C compiler evaluate every expression.
 fn evaluate(ggml: &Path, entries: &[layouts::Entry]) -> Vec<i64> {
-    let mut source =
-        String::from("#include <stddef.h>\n#include <stdio.h>\n#include \"ggml-backend-impl.h\"\n");
+    let mut source = String::from(
+        "#include <stddef.h>\n#include <stdio.h>\n#include \"ggml-backend-impl.h\"\n#include \"ggml-impl.h\"\n",
+    );
     source.push_str("int main(void) {\n");
     for (expression, _) in entries {
         writeln!(

@@ -147,6 +147,7 @@ fn installed() -> (Installed<Bad>, Arc<Calls>) {
     unsafe { llama::ggml_backend_load_all() };
     let calls = Arc::new(Calls::default());
     let host = Host::probe(true).unwrap();
+    assert!(host.counts_uses());
     (Installed::new(&host, Bad(Arc::clone(&calls))), calls)
 }
 

@@ -48,8 +48,10 @@ pub struct Fact {
     reads: Vec<usize>,
     /// Bytes that it writes, by address.
     writes: Range<usize>,
-    /// Whether somebody outside the graph reads it.
+    /// Whether the host reads it after the graph.
     is_output: bool,
+    /// How many operands it is in the whole graph, of which this one may be a part; `None` where nobody knows.
+    n_uses: Option<usize>,
     kind: FactKind,
 }
 
@@ -83,6 +85,7 @@ pub fn facts(
                 place.address..place.address + place.size_bytes
             }),
             is_output: codes.is_output(node.flags()),
+            n_uses: graph.n_uses(i),
             kind: if work == Work::Native {
                 kind(codes, i, node, wants).unwrap_or(FactKind::Other)
             } else {
@@ -211,7 +214,10 @@ impl Finder<'_> {
     fn sole_source(&self, node: usize, i: usize) -> Option<usize> {
         let id = self.facts[node].reads.get(i)?;
         let source = *self.by_id.get(id)?;
-        let is_sole = self.n_readers.get(id) == Some(&1) && !self.facts[source].is_output;
+        let Fact {
+            is_output, n_uses, ..
+        } = self.facts[source];
+        let is_sole = self.n_readers.get(id) == Some(&1) && n_uses == Some(1) && !is_output;
         is_sole.then_some(source)
     }
 
@@ -298,6 +304,7 @@ mod tests {
             reads: reads.to_vec(),
             writes: 100 * id..100 * id + 50,
             is_output: false,
+            n_uses: Some(1),
             kind,
         }
     }
@@ -382,6 +389,10 @@ mod tests {
         for spoil in [
             |facts: &mut Vec<Fact>| facts.push(fact(10, &[8], FactKind::Other)),
             |facts: &mut Vec<Fact>| facts.push(fact(10, &[6], FactKind::Other)),
+            // Somewhere else in the graph of which this is a part.
+            |facts: &mut Vec<Fact>| facts[6].n_uses = Some(2),
+            |facts: &mut Vec<Fact>| facts[8].n_uses = Some(2),
+            |facts: &mut Vec<Fact>| facts[7].n_uses = None,
             |facts: &mut Vec<Fact>| facts[8].is_output = true,
             |facts: &mut Vec<Fact>| facts[8].kind = FactKind::Other,
             |facts: &mut Vec<Fact>| facts[8].reads = vec![6, 6],

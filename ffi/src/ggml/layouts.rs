@@ -5,6 +5,7 @@
 use std::mem::offset_of;
 
 use super::plugin::layout::{BufferTypeIV2, BufferTypeV2};
+use super::plugin::uses::{CGraph, HashSet};
 use super::sys::*;
 
 /// A C expression and the value that we compiled in.
@@ -55,7 +56,17 @@ pub fn entries(api_version: i32) -> Vec<Entry> {
     buffers(&mut out);
     backends(&mut out);
     devices(&mut out);
+    graphs(&mut out);
     out
+}
+
+fn graphs(out: &mut Vec<Entry>) {
+    layout!(out, CGraph as "ggml_cgraph":
+        size = "size", n_nodes = "n_nodes", n_leafs = "n_leafs", nodes = "nodes", grads = "grads",
+        grad_accs = "grad_accs", leafs = "leafs", use_counts = "use_counts",
+        visited_hash_set = "visited_hash_set", order = "order", uid = "uid");
+    layout!(out, HashSet as "ggml_hash_set":
+        size = "size", used = "used", keys = "keys");
 }
 
 fn tensors(out: &mut Vec<Entry>) {

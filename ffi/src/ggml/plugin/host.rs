@@ -1,6 +1,6 @@
 //! Which ggml this process runs, and whether we know it.
 
-use super::canary;
+use super::{canary, uses};
 use crate::ggml::api::{Api, ApiError};
 
 /// The releases that the whole test suite runs on: version and `GGML_BACKEND_API_VERSION`.
@@ -76,6 +76,12 @@ impl Host {
     #[must_use]
     pub fn api(&self) -> &'static Api {
         self.api
+    }
+
+    /// Tells whether this ggml tells how often results are read over whole graphs, parts of which it hands us.
+    #[must_use]
+    pub fn counts_uses(&self) -> bool {
+        uses::is_known(self.api)
     }
 
     /// Returns `GGML_BACKEND_API_VERSION` of the host.

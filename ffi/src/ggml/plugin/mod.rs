@@ -11,6 +11,7 @@
 //! | [`view`] | tensors and graphs of the host, borrowed for one call |
 //! | [`delegate`] | running nodes on the host's CPU backend |
 //! | `layout` | the two layouts of the buffer-type table |
+//! | `uses` | how often the tensors of a graph are read |
 //! | `registry`, `device`, `buffer`, `backend` | the shims |
 //! | `context` | what a `void * context` points to |
 
@@ -23,6 +24,7 @@ mod device;
 pub mod host;
 pub(super) mod layout;
 mod registry;
+pub(super) mod uses;
 pub mod view;
 
 use std::ffi::CStr;

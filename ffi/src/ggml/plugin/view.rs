@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 
 use super::Mark;
 use super::delegate::Delegate;
+use super::uses;
 use crate::ggml::api::Api;
 use crate::ggml::backend::Device;
 use crate::ggml::sys;
@@ -309,6 +310,18 @@ impl GraphView<'_> {
         let raw = unsafe { (self.api.ggml_graph_node)(self.raw.as_ptr(), i) };
         // SAFETY: a live graph's tensors are alive and unchanged, by the contract of `new`.
         unsafe { Node::new(self.api, raw) }
+    }
+
+    /// Returns how many operands node `i` is in the whole graph, of which this one may be a part. `None` where the host
+    /// does not tell.
+    ///
+    /// # Panics
+    /// When there is no such node.
+    #[must_use]
+    pub fn n_uses(&self, i: usize) -> Option<usize> {
+        let tensor = self.node(i).raw.as_ptr();
+        // SAFETY: a live graph that is not changed while it is borrowed, by the contract of `new`.
+        unsafe { uses::n_uses(self.api, self.raw, tensor) }
     }
 
     /// Borrows the data of node `i`. `None` where an operand overlaps the result without being the same
