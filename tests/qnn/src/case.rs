@@ -1,6 +1,6 @@
 //! Tests with Qualcomm's libraries: each in a process of its own, so that a crash of the library fails one test and not all.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -27,7 +27,7 @@ pub fn directory() -> Option<PathBuf> {
     reason = "what a test says, and that it was skipped"
 )]
 pub fn case(name: &str, body: impl FnOnce()) {
-    if std::env::var_os(CASE).is_some_and(|case| case == name) {
+    if is_case(name) {
         return body();
     }
     if std::env::var("LLADA_NPU_ACCEPT_QNN_LICENSE").as_deref() != Ok("1") {
@@ -40,6 +40,22 @@ pub fn case(name: &str, body: impl FnOnce()) {
         directory().is_some_and(|dir| dir.join("libQnnHtp.so").exists()),
         "LLADA_NPU_QNN_DIR names no directory with libQnnHtp.so; scripts/test.sh qnn sets it"
     );
+    alone(name, &[], body);
+}
+
+fn is_case(name: &str) -> bool {
+    std::env::var_os(CASE).is_some_and(|case| case == name)
+}
+
+/// Runs a test in a process of its own, with further variables of the environment.
+///
+/// # Panics
+/// Where the test fails, crashes or takes too long.
+#[expect(clippy::print_stdout, reason = "what a test says")]
+pub fn alone(name: &str, variables: &[(&str, &OsStr)], body: impl FnOnce()) {
+    if is_case(name) {
+        return body();
+    }
     let scratch = tempfile::tempdir().expect("a temporary directory");
     let arguments = [name, "--exact", "--nocapture"].map(OsString::from);
     let output = std::fs::File::create(scratch.path().join("output")).expect("a file in it");
@@ -47,6 +63,7 @@ pub fn case(name: &str, body: impl FnOnce()) {
     let mut child = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(arguments)
         .env(CASE, name)
+        .envs(variables.iter().copied())
         .current_dir(scratch.path())
         .stdin(Stdio::null())
         .stdout(output)

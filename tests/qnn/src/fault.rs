@@ -12,7 +12,7 @@ use tempfile::TempDir;
 pub struct Fault {
     library: Library,
     path: PathBuf,
-    _dir: TempDir,
+    _dir: Option<TempDir>,
 }
 
 /// Where cargo builds the library: beside the test program.
@@ -38,15 +38,26 @@ impl Fault {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("libQnnHtp.so");
         std::fs::copy(built(), &path).expect("the library can be copied");
-        // SAFETY: a library of ours, whose initialisers do nothing.
-        let library = unsafe { Library::new(&path) }.expect("the library loads");
         let fault = Self {
-            library,
-            path,
-            _dir: dir,
+            _dir: Some(dir),
+            ..Self::at(path)
         };
         fault.set(faults);
         fault
+    }
+
+    /// Loads the copy at `path`, as others in this process do.
+    ///
+    /// # Panics
+    /// Where the library cannot be loaded.
+    pub fn at(path: PathBuf) -> Self {
+        // SAFETY: a library of ours, whose initialisers do nothing.
+        let library = unsafe { Library::new(&path) }.expect("the library loads");
+        Self {
+            library,
+            path,
+            _dir: None,
+        }
     }
 
     /// Where it is, under the name of Qualcomm's library.
