@@ -16,7 +16,7 @@ const CHECKSUM: usize = 16;
 const RANK_MAX: u32 = 8;
 
 /// A context binary and what is needed to use its graphs. Only [`Context::binary`](super::Context::binary) and [`Self::from_bytes`] make
-/// one, so that what reaches the library is what it wrote.
+/// one, so that what reaches the library is what it wrote, as far as the bytes of the latter can be trusted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContextBinary<'a> {
     blob: Cow<'a, [u8]>,
@@ -60,6 +60,9 @@ impl<'a> ContextBinary<'a> {
     }
 
     /// Reads what [`Self::to_bytes`] wrote with the same key; the blob is borrowed.
+    ///
+    /// The checksum shows damage, not intent: anybody can compute it, and the library believes the blob as it believes its own
+    /// code. The bytes have to come from where nobody but the user, or the system, writes.
     ///
     /// # Errors
     /// [`Error::Binary`] for bytes that are truncated, changed, of another form, or of another key.

@@ -74,8 +74,11 @@ impl Backend {
     }
 
     /// Reads what the library says about the hardware; the emulation on x86-64 always says the same. `None` where it does not
-    /// say.
+    /// say, and for other libraries than HTP's: each would say it in a form of its own.
     pub fn platform(&self) -> Option<Platform> {
+        if self.library().provider() != Provider::Htp {
+            return None;
+        }
         let table = self.library().table();
         let (get, free) = (
             table.device_get_platform_info?,
@@ -140,7 +143,7 @@ fn read_platform(info: &sys::PlatformInfo) -> Option<Platform> {
     if device.version != 1 {
         return None;
     }
-    // SAFETY: NULL or HTP's extension, which is the only one that HTP's library hands out.
+    // SAFETY: NULL or HTP's extension, which is the only one that HTP's library hands out; no other gets here (`platform`).
     let extension = unsafe { device.extension.as_ref() }?;
     Some(Platform {
         soc: Soc(extension.soc_model),

@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::Duration;
 
 use super::context::Context;
-use super::memory::MemHandle;
+use super::memory::{MemHandle, SharedOutput};
 use super::raw::{c_string, client_buffer, tensor};
 use super::tensor::{Scratch, TensorType};
 use super::{Error, sys};
@@ -99,7 +99,7 @@ pub enum DataMut<'a> {
     /// Plain memory.
     Bytes(&'a mut [u8]),
     /// A buffer that the NPU sees.
-    Shared(&'a MemHandle<'a>),
+    Shared(SharedOutput<'a>),
 }
 
 /// Owning handle of a finalised graph; it keeps its context. Graphs of one library run one at a time, whatever their
@@ -183,7 +183,7 @@ impl Graph {
         for ((info, name), data) in self.interface.outputs.iter().zip(output_names).zip(outputs) {
             let memory = match data {
                 DataMut::Bytes(bytes) => Memory::Bytes(bytes.as_mut_ptr(), bytes.len()),
-                DataMut::Shared(shared) => Memory::Shared(shared),
+                DataMut::Shared(shared) => Memory::Shared(shared.memory()),
             };
             raw_outputs.push(self.raw(info, name, sys::TENSOR_APP_READ, &memory)?);
         }
@@ -201,7 +201,7 @@ impl Graph {
                 ptr::null_mut(),
             );
             // SAFETY: a finalised graph of a live context; all its inputs and outputs, with buffers of their exact sizes that are
-            // borrowed through the call, outputs exclusively. No profile, no signal: it returns when it is done.
+            // borrowed through the call, outputs exclusively: plain memory, or registrations of files that nothing here maps. No profile, no signal: it returns when it is done.
             unsafe { execute(self.handle, from, n_inputs, to, n_outputs, none, none) }
         })?;
         Ok(())

@@ -277,20 +277,12 @@ impl Library {
     /// [`Self::setup`] for destructors, which give up where another thread has been inside the library for long: a call that never
     /// returns must not keep others from ending. What is then not freed, is lost.
     pub(super) fn setup_on_drop(&self, call: &'static str) -> Option<MutexGuard<'_, ()>> {
-        let start = Instant::now();
-        loop {
-            match self.0.locks.setup.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if start.elapsed() > DROP_LIMIT => {
-                    ::log::warn!(
-                        "{call}: left out, the library has not answered another call for {DROP_LIMIT:?}"
-                    );
-                    return None;
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
+        lock_on_drop(&self.0.locks.setup, call)
+    }
+
+    /// [`Self::work`] for destructors, likewise.
+    pub(super) fn work_on_drop(&self, call: &'static str) -> Option<MutexGuard<'_, ()>> {
+        lock_on_drop(&self.0.locks.work, call)
     }
 
     /// Runs a call of the library and types its error.
@@ -338,6 +330,24 @@ impl Library {
 
 /// How long a destructor waits for a call of another thread.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
+
+/// Takes a lock, or gives up after a while.
+fn lock_on_drop<'a>(lock: &'a Mutex<()>, call: &'static str) -> Option<MutexGuard<'a, ()>> {
+    let start = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if start.elapsed() > DROP_LIMIT => {
+                ::log::warn!(
+                    "{call}: left out, the library has not answered another call for {DROP_LIMIT:?}"
+                );
+                return None;
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
 
 /// The locks of a loaded library, found by the address of its entry symbol: a library may be opened more than once.
 fn locks_of(entry: *mut c_void) -> Arc<Locks> {

@@ -78,6 +78,11 @@ impl<'fd> MemHandle<'fd> {
         self.size_bytes
     }
 
+    /// Lends it for an output, exclusively.
+    pub fn as_output(&mut self) -> SharedOutput<'_> {
+        SharedOutput(self)
+    }
+
     /// The handle, for a graph of the context that it was registered with.
     pub(super) fn handle(&self, context: &Context) -> Result<sys::Handle, Error> {
         if !self.context.is(context) {
@@ -87,6 +92,34 @@ impl<'fd> MemHandle<'fd> {
             });
         }
         Ok(self.handle)
+    }
+}
+
+/// Non-owning: a shared buffer that an execution writes to; nothing else uses its handle meanwhile.
+///
+/// ```
+/// use llada_npu_ffi::qnn::{DataMut, MemHandle};
+///
+/// fn once(shared: &mut MemHandle<'_>) {
+///     let _one = [shared.as_output()].map(DataMut::Shared);
+/// }
+/// ```
+///
+/// One buffer cannot be two outputs:
+///
+/// ```compile_fail
+/// use llada_npu_ffi::qnn::{DataMut, MemHandle};
+///
+/// fn twice(shared: &mut MemHandle<'_>) {
+///     let _two = [shared.as_output(), shared.as_output()].map(DataMut::Shared);
+/// }
+/// ```
+#[derive(Debug)]
+pub struct SharedOutput<'a>(&'a MemHandle<'a>);
+
+impl<'a> SharedOutput<'a> {
+    pub(super) fn memory(&self) -> &'a MemHandle<'a> {
+        self.0
     }
 }
 
@@ -111,6 +144,9 @@ impl Drop for MemHandle<'_> {
     fn drop(&mut self) {
         let library = self.context.library();
         let Some(de_register) = library.table().mem_de_register else {
+            return;
+        };
+        let Some(_work) = library.work_on_drop("memDeRegister") else {
             return;
         };
         library.call_on_drop("memDeRegister", || {

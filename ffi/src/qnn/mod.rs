@@ -74,7 +74,7 @@ pub use error::{Error, ErrorCode, Failure, SpecError};
 pub use graph::{Data, DataMut, Graph, GraphInterface, TensorInfo};
 pub use library::{Library, Provider, Version};
 pub use log::Logger;
-pub use memory::MemHandle;
+pub use memory::{MemHandle, SharedOutput};
 pub use power::{PerformanceMode, PowerConfig};
 pub use soc::Soc;
 pub use spec::{GraphOptions, GraphSpec, Param, Precision, TensorId};

@@ -49,6 +49,7 @@ pub(crate) enum Action {
 /// | `formula` | weights in blocks are `q * scale + offset` instead of `(q + offset) * scale` |
 /// | `core X.Y.Z`, `backend X.Y.Z`, `provider NAME`, `build ID` | what the library says of itself |
 /// | `no-providers` | it has none |
+/// | `memory` | shared buffers can be registered; executions do not know them |
 ///
 /// Functions go by QNN's names without prefix: `graphExecute`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +63,7 @@ pub struct Faults {
     pub(crate) provider: Option<String>,
     pub(crate) build: Option<String>,
     pub(crate) no_providers: bool,
+    pub(crate) memory: bool,
 }
 
 impl FromStr for Faults {
@@ -108,6 +110,7 @@ impl Faults {
             ["provider", name] => self.provider = Some((*name).to_owned()),
             ["build", id] => self.build = Some((*id).to_owned()),
             ["no-providers"] => self.no_providers = true,
+            ["memory"] => self.memory = true,
             _ => return None,
         }
         Some(())

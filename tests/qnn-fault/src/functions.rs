@@ -164,6 +164,31 @@ pub(crate) extern "C" fn device_free_platform_info(
     enter("deviceFreePlatformInfo").err().unwrap_or(0)
 }
 
+/// One buffer; what it says of itself is not looked at.
+pub(crate) unsafe extern "C" fn mem_register(
+    context: Handle,
+    _descriptors: *const c_void,
+    n: u32,
+    to: *mut Handle,
+) -> Status {
+    let body = |state: &mut State| {
+        if !state.faults.memory || n != 1 {
+            return Err(NOT_SUPPORTED);
+        }
+        Ok(state.insert(Object::Memory, &[context]))
+    };
+    // SAFETY: as in log_create.
+    unsafe { create("memRegister", to, body) }
+}
+
+pub(crate) unsafe extern "C" fn mem_de_register(handles: *const Handle, n: u32) -> Status {
+    if n != 1 {
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: the caller has one handle there, as QNN's contract says.
+    free("memDeRegister", unsafe { *handles }, NOT_SUPPORTED)
+}
+
 pub(crate) unsafe extern "C" fn error_get_message(code: Status, to: *mut *const c_char) -> Status {
     let text = CString::new(format!("fault {}", code & 0xffff)).unwrap_or_default();
     // SAFETY: the caller can take a string, as QNN's contract says. It is never freed.

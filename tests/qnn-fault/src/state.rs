@@ -57,6 +57,7 @@ pub(crate) enum Object {
     Device,
     Context(Context),
     Graph(Arc<Graph>),
+    Memory,
 }
 
 #[derive(Debug)]

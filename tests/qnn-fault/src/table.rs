@@ -8,7 +8,7 @@ use crate::functions::{
     backend_get_build_id, context_create, context_create_from_binary, context_free,
     context_get_binary, context_get_binary_size, device_create, device_free,
     device_free_platform_info, device_get_platform_info, error_get_message, graph_create,
-    graph_retrieve, log_create, log_free,
+    graph_retrieve, log_create, log_free, mem_de_register, mem_register,
 };
 use crate::graphs::{
     Op, backend_validate_op_config, graph_add_node, graph_execute, graph_finalize,
@@ -64,7 +64,9 @@ struct Table {
     log_create: Option<unsafe extern "C" fn(Option<LogCallback>, u32, *mut Handle) -> Status>,
     other_26: [Other; 1],
     log_free: Option<extern "C" fn(Handle) -> Status>,
-    other_28: [Other; 9],
+    other_28: [Other; 7],
+    mem_register: Option<unsafe extern "C" fn(Handle, *const c_void, u32, *mut Handle) -> Status>,
+    mem_de_register: Option<unsafe extern "C" fn(*const Handle, u32) -> Status>,
     device_get_platform_info: Option<unsafe extern "C" fn(Handle, *mut *const u64) -> Status>,
     device_free_platform_info: Option<extern "C" fn(Handle, *const c_void) -> Status>,
     other_39: [Other; 1],
@@ -94,6 +96,8 @@ const _: () = {
     assert!(offset_of!(Table, tensor_create_graph_tensor) == 8 * 24);
     assert!(offset_of!(Table, log_create) == 8 * 25);
     assert!(offset_of!(Table, log_free) == 8 * 27);
+    assert!(offset_of!(Table, mem_register) == 8 * 35);
+    assert!(offset_of!(Table, mem_de_register) == 8 * 36);
     assert!(offset_of!(Table, device_get_platform_info) == 8 * 37);
     assert!(offset_of!(Table, device_free_platform_info) == 8 * 38);
     assert!(offset_of!(Table, device_create) == 8 * 40);
@@ -135,7 +139,9 @@ impl Table {
             log_create: there("logCreate").then_some(log_create),
             other_26: [Some(not_supported); 1],
             log_free: there("logFree").then_some(log_free),
-            other_28: [Some(not_supported); 9],
+            other_28: [Some(not_supported); 7],
+            mem_register: there("memRegister").then_some(mem_register),
+            mem_de_register: there("memDeRegister").then_some(mem_de_register),
             device_get_platform_info: there("deviceGetPlatformInfo")
                 .then_some(device_get_platform_info),
             device_free_platform_info: there("deviceFreePlatformInfo")

@@ -56,6 +56,11 @@ fn what_the_library_says_of_itself() {
         (platform.soc, platform.arch, platform.vtcm_mb),
         (Soc::SM8650, 75, 8)
     );
+    // Another library's words have a form that is not known here.
+    let other = Fault::new("provider CPU_QTI_AISW");
+    let library = Library::open(other.path(), Provider::Cpu).unwrap();
+    assert_eq!(Backend::new(&library).unwrap().platform(), None);
+    assert_eq!(other.calls("deviceGetPlatformInfo"), 0);
 }
 
 #[test]
@@ -382,6 +387,46 @@ fn a_call_that_never_returns_does_not_keep_others_from_ending() {
     assert!(Library::open(fault.path(), Provider::Htp).is_ok());
     let other = Fault::new("");
     assert!(whole(&other).is_ok(), "another library is not concerned");
+}
+
+#[test]
+fn shared_buffers_are_given_back_while_nothing_runs() {
+    use std::os::fd::AsFd as _;
+
+    let fault = Fault::new("memory");
+    let context = fault.context();
+    let file = tempfile::tempfile().unwrap();
+    let ty = TensorType::new(DataType::Float16, &[4, 4]);
+    let register = || MemHandle::register(&context, file.as_fd(), &ty).unwrap();
+    let w = Weights::halves(16, 64, 1);
+    let mut graph = graph(&context, &w).unwrap();
+    drop(register());
+    assert_eq!(fault.calls("memDeRegister"), 1);
+    // Dropped while a graph runs: afterwards.
+    let (shared, x) = (register(), linear::inputs(3, 64, 1));
+    fault.set("memory; slow graphExecute 300");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while fault.calls("graphExecute") == 0 {
+                std::thread::yield_now();
+            }
+            let start = std::time::Instant::now();
+            drop(shared);
+            assert!(start.elapsed() >= std::time::Duration::from_millis(100));
+        });
+        linear::run(&mut graph, &x).unwrap();
+    });
+    assert_eq!(fault.calls("memDeRegister"), 2);
+    // Dropped while one never ends: not at all, and not for ever.
+    let shared = register();
+    fault.set("memory; hang graphExecute");
+    let n = fault.calls("graphExecute");
+    std::thread::spawn(move || linear::run(&mut graph, &x).map(drop));
+    while fault.calls("graphExecute") == n {
+        std::thread::yield_now();
+    }
+    drop(shared);
+    assert_eq!((fault.calls("memDeRegister"), fault.violations()), (2, 0));
 }
 
 #[test]
