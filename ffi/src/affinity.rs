@@ -90,14 +90,14 @@ impl CpuSet {
         self
     }
 
-    /// Returns the set of the first one alone; `None` where there is none.
+    /// Returns the set of the `n`-th one alone, from 0 on; `None` where there are not so many.
     #[must_use]
-    pub fn first(&self) -> Option<Self> {
+    pub fn nth(&self, n: usize) -> Option<Self> {
         let has = |cpu: &usize| {
             // SAFETY: a complete set, and the number of a processor that it has room for.
             unsafe { libc::CPU_ISSET(*cpu, &self.0) }
         };
-        let cpu = (0..8 * size_of::<libc::cpu_set_t>()).find(has)?;
+        let cpu = (0..8 * size_of::<libc::cpu_set_t>()).filter(has).nth(n)?;
         // SAFETY: a set of zeros is the empty set.
         let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn processors_that_threads_are_bound_to_are_found_except_our_own() {
         let all = CpuSet::of_caller().unwrap();
-        let one = all.first().unwrap();
+        let one = all.nth(0).unwrap();
         let bound = std::thread::Builder::new().name("bound-elsewhere".to_owned());
         let bound = bound.spawn(move || {
             assert!(one.apply_to(ThreadId::of_caller()));

@@ -83,8 +83,8 @@ pub(super) fn default_n_threads() -> usize {
 }
 
 /// Makes what the settings ask for.
-fn accelerator(host_only: bool) -> Result<Box<dyn Accelerator>, DeviceError> {
-    let host = Host::new(default_n_threads())?;
+fn accelerator(host_only: bool, has_budget: bool) -> Result<Box<dyn Accelerator>, DeviceError> {
+    let host = Host::new(default_n_threads())?.opening_tiles(!has_budget);
     let session = if host_only { None } else { qnn::session()? };
     Ok(match session {
         Some(session) => Box::new(Qnn::new(host, session)),
@@ -122,13 +122,14 @@ impl DeviceImpl for NpuDevice {
             return None;
         };
         let host_only = params.is_some_and(|params| params.to_bytes() == HOST_ONLY.as_bytes());
-        match accelerator(host_only) {
+        let resident = self.resident();
+        match accelerator(host_only, resident.is_some()) {
             Ok(accelerator) => Some(NpuBackend::new(
                 self.codes,
                 accelerator,
                 delegate,
                 Arc::clone(&self.store),
-                self.resident(),
+                resident,
             )),
             Err(error) => {
                 log::error!("cannot make an instance: {error}");

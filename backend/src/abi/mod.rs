@@ -83,7 +83,8 @@ pub fn device() -> Result<Device, InitError> {
     Ok(registry()?.device())
 }
 
-/// Runs instances that are made from now on within a budget, or without one, whatever the settings say.
+/// Runs instances that are made from now on within a budget, or without one, whatever the settings say. Those there
+/// are keep what they have: one without a budget opens the weights that it needs, beyond what the others are allowed.
 ///
 /// # Errors
 /// As for [`registry`].

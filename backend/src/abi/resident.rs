@@ -221,7 +221,7 @@ impl Resident {
         }
         let entered = current.session.enter();
         if matches!(entered, Err(SessionError::Dead)) {
-            self.current = None;
+            self.close();
         }
         entered?;
         self.running = group;

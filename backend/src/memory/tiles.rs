@@ -1,7 +1,7 @@
 //! The bytes of repacked weights: memory of our own, or a mapped file of the repack cache.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use llada_npu_ffi::set_readable;
 use memmap2::{Mmap, MmapMut, UncheckedAdvice};
@@ -13,7 +13,14 @@ use super::shape::TileShape;
 pub struct Tiles {
     shape: TileShape,
     bytes: Bytes,
-    is_open: AtomicBool,
+    /// Whether the bytes can be read. Held by those that read them, so that nobody closes them meanwhile.
+    is_open: RwLock<bool>,
+}
+
+/// Tiles that stay open as long as this lives.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    _is_open: RwLockReadGuard<'a, bool>,
 }
 
 #[derive(Debug)]
@@ -36,7 +43,7 @@ impl Tiles {
         Some(Self {
             shape: *shape,
             bytes: Bytes::Memory(map),
-            is_open: AtomicBool::new(true),
+            is_open: RwLock::new(true),
         })
     }
 
@@ -49,7 +56,7 @@ impl Tiles {
         Self {
             shape: *shape,
             bytes: Bytes::File { map, start },
-            is_open: AtomicBool::new(true),
+            is_open: RwLock::new(true),
         }
     }
 
@@ -67,7 +74,8 @@ impl Tiles {
         &self.shape
     }
 
-    /// Returns all tiles, plane by plane. Only while they are open can they be read.
+    /// Returns all tiles, plane by plane. Only while they are open can they be read: where sessions of the
+    /// memory runtime may close them, while there is a [`Reading`], or while the store shows them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
@@ -86,24 +94,59 @@ impl Tiles {
         &self.bytes()[plane * size..][..size]
     }
 
-    /// Tells whether the bytes can be read.
+    /// Tells whether the bytes can be read now.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
+        *self.read()
+    }
+
+    /// Keeps the bytes open; `None` where they are closed. Whoever wants to close them waits for its end; the thread that
+    /// has one takes no other of the same tiles.
+    #[must_use]
+    pub fn reading(&self) -> Option<Reading<'_>> {
+        let is_open = self.read();
+        is_open.then_some(Reading { _is_open: is_open })
+    }
+
+    /// As [`Self::reading`], opening the bytes first where they are closed: for those who run without a budget. They stay open
+    /// until they are hidden the next time. `None` where the system refuses.
+    #[must_use]
+    pub fn reading_opened(&self) -> Option<Reading<'_>> {
+        loop {
+            if let Some(reading) = self.reading() {
+                return Some(reading);
+            }
+            // Another session may close them before they are asked for again.
+            if !self.open() {
+                return None;
+            }
+        }
     }
 
     /// Lets nobody read the bytes from now on: whoever tries is killed. Memory is given back where a file has them.
     pub(super) fn close(&self) {
-        if self.is_open.swap(false, Ordering::AcqRel) && !self.protect(false) {
-            self.is_open.store(true, Ordering::Release);
+        let mut is_open = self.write();
+        if *is_open && self.protect(false) {
+            *is_open = false;
         }
     }
 
-    /// Lets the bytes be read again.
-    pub(super) fn open(&self) {
-        if !self.is_open() && self.protect(true) {
-            self.is_open.store(true, Ordering::Release);
+    /// Lets the bytes be read again; tells whether they can.
+    pub(super) fn open(&self) -> bool {
+        if self.is_open() {
+            return true;
         }
+        let mut is_open = self.write();
+        *is_open = *is_open || self.protect(true);
+        *is_open
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, bool> {
+        self.is_open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, bool> {
+        self.is_open.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[expect(unsafe_code, reason = "pages that cannot be read")]
@@ -119,8 +162,8 @@ impl Tiles {
             // SAFETY: pages of a file that is mapped read-only and never changes come back as they were (madvise(2)).
             let _refused = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
-        // SAFETY: a whole mapping of our own, from its first page on, that nobody writes to once tiles are shared; who reads
-        // them asks `is_open` before.
+        // SAFETY: a whole mapping of our own, from its first page on, that nobody writes to once tiles are shared. Products
+        // hold a `Reading`, for whose end `close` waits; the store reads while it holds the lock under which it closes.
         let result = unsafe { set_readable(start, size_bytes, is_open) };
         if let Err(error) = &result {
             log::warn!("tiles of {size_bytes} bytes: {error}");

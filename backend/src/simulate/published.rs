@@ -1,4 +1,7 @@
-//! What the paper publishes of its own system, beside which the prediction is printed. Nothing is fitted to it.
+//! What the paper publishes of its own system, beside which the prediction is printed. No row is fitted to it, with
+//! two exceptions that its readers have to know: the cost of a map on `SM8750` (`map_s_per_gb`, which `+ memory runtime` and the rows
+//! below it depend on) was derived by its source from the step between [`Stage::DenseNpu`] and [`Stage::MemoryRuntime`] below, so that
+//! the two deviations are not independent of each other; and the column `paper` is calibrated on two single steps of the same system.
 //!
 //! Source of all of it: arXiv 2606.13740 (LLaDA-8B-Instruct `Q4_0`, GSM8K, 128 tokens, `SM8750`), read at second hand: the
 //! paper's text was not available, the labels of the rows are reconstructed, and the seconds are printed as milliseconds

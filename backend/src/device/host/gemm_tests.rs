@@ -308,4 +308,29 @@ fn a_weight_that_is_not_mapped_is_refused() {
             "{refused:?}"
         );
     }
+    // Instances without a budget open what they need.
+    let mut free = Host::with_kernels(2, &[]).unwrap().opening_tiles(true);
+    assert_eq!(case.run(&mut free, true).unwrap(), expected);
+}
+
+#[test]
+fn an_instance_without_a_budget_computes_beside_one_that_maps_and_unmaps() {
+    let case = Case::new(Type::Q8_0, [256, 70, 1, 1], [256, 5, 1, 1], None);
+    let mut host = Host::with_kernels(2, &[]).unwrap().opening_tiles(true);
+    let expected = case.run(&mut host, true).unwrap();
+    let (address, store) = (case.region.address(), &case.store);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                store.show(address);
+                store.hide(address);
+                std::thread::yield_now();
+            }
+        });
+        let mut run = || case.run(&mut host, true).unwrap();
+        let are_right = (0..200).all(|_| run() == expected);
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(are_right);
+    });
 }

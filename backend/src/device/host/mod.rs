@@ -42,6 +42,7 @@ pub struct Host {
     work: gemm::Work,
     rows: experts::Rows,
     wide: Vec<f32>,
+    opens_tiles: bool,
 }
 
 impl Host {
@@ -77,7 +78,18 @@ impl Host {
             work: gemm::Work::default(),
             rows: experts::Rows::default(),
             wide: Vec::new(),
+            opens_tiles: false,
         })
+    }
+
+    /// Has products open tiles that are closed, instead of refusing: for instances that run without a budget, beside others that
+    /// have one.
+    #[must_use]
+    pub fn opening_tiles(self, opens_tiles: bool) -> Self {
+        Self {
+            opens_tiles,
+            ..self
+        }
     }
 
     /// Computes `MUL_MAT` or `MUL_MAT_ID`, on tiles where the weights have them.
@@ -89,10 +101,16 @@ impl Host {
             let plain = gemm::data(&task, 0)?;
             let address = plain.as_ptr() as usize;
             if let Some(tiles) = weights.tiles(address, &shape.weight, plain, pool) {
-                if !tiles.is_open() {
+                let reading = if self.opens_tiles {
+                    tiles.reading_opened()
+                } else {
+                    tiles.reading()
+                };
+                // Held until the product is done: sessions of other instances may close the tiles.
+                let Some(_reading) = reading else {
                     let size_bytes = tiles.shape().size_bytes();
                     return Err(DeviceError::NotMapped { size_bytes });
-                }
+                };
                 let (_, gemm) = &self.kernels.gemm[gemm::index(shape.weight.matrix().ty())];
                 let (work, rows) = (&mut self.work, &mut self.rows);
                 return gemm::run(pool, gemm, work, rows, &shape, &tiles, task);

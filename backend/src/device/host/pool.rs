@@ -21,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use llada_npu_ffi::affinity::{CpuSet, ThreadId};
 
@@ -38,6 +39,9 @@ const SPINS_AT_END: u32 = 2000;
 
 /// How the threads are named, before their numbers.
 const THREAD_NAME: &str = "llada-npu-";
+
+/// How long the places of the host's threads are taken for what they were: looking takes some files of `/proc` for each.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 const INSIDE_ONE: u64 = 1;
 const OPEN: u64 = 1 << 31;
@@ -84,12 +88,29 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointers in `job` are followed only inside `Pool::for_each`, which outlives what they point to.
 unsafe impl Send for Shared {}
 
+/// Where the caller might run when the workers were told where to, and how many they were.
+#[derive(Clone, Copy)]
+struct Told {
+    caller: CpuSet,
+    n_workers: usize,
+    /// When to look again: threads of the host may yet be bound to processors of their own.
+    again: Option<Instant>,
+}
+
+impl Told {
+    fn holds(&self, caller: CpuSet, n_workers: usize) -> bool {
+        self.caller == caller
+            && self.n_workers == n_workers
+            && self.again.is_none_or(|again| Instant::now() < again)
+    }
+}
+
 /// A set of threads, the caller's among them.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Where the caller might run when the workers were told last, and how many they were.
-    cpus: Option<(CpuSet, usize)>,
+    /// What the workers were told last.
+    told: Option<Told>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -125,7 +146,7 @@ impl Pool {
         let mut pool = Self {
             shared: Arc::new(shared),
             workers: Vec::new(),
-            cpus: None,
+            told: None,
         };
         pool.start(n_threads)?;
         Ok(pool)
@@ -151,13 +172,16 @@ impl Pool {
 
     /// Lets the workers run where the calling thread may: a host tells its wish (`--cpu-mask`) to its own threads alone,
     /// the one that calls us among them. A caller that is bound to a single processor may be the first of several that are
-    /// placed strictly: then the processors of all threads that are bound so.
+    /// placed strictly: then the processors of all threads that are bound so. As long as those are
+    /// fewer than our threads, others may be about to be bound, and calls look again from time to time.
     pub fn follow_caller(&mut self) {
         let Some(caller) = CpuSet::of_caller() else {
             return;
         };
         let threads = lock(&self.shared.threads);
-        if threads.is_empty() || self.cpus == Some((caller, threads.len())) {
+        let n_workers = threads.len();
+        let is_told = |told: Told| told.holds(caller, n_workers);
+        if threads.is_empty() || self.told.is_some_and(is_told) {
             return;
         }
         let bound = || CpuSet::of_bound_threads(THREAD_NAME);
@@ -168,7 +192,12 @@ impl Pool {
                 log::debug!("a thread cannot be bound to the caller's processors");
             }
         }
-        self.cpus = Some((caller, threads.len()));
+        let may_grow = caller.len() == 1 && cpus.len() <= n_workers;
+        self.told = Some(Told {
+            caller,
+            n_workers,
+            again: may_grow.then(|| Instant::now() + LOOK_AGAIN),
+        });
     }
 
     fn start(&mut self, n_threads: usize) -> Result<(), DeviceError> {
@@ -386,7 +415,6 @@ fn work(shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
-    use std::time::Duration;
 
     use super::*;
 
@@ -512,7 +540,7 @@ mod tests {
             seen.into_inner().unwrap()
         };
         // Bound elsewhere by whoever made the pool, as a host's loader may be.
-        let one = all.first().unwrap();
+        let [one, other] = [0, 1].map(|n| all.nth(n).unwrap());
         while lock(&pool.shared.threads).is_empty() {
             std::thread::yield_now();
         }
@@ -524,6 +552,22 @@ mod tests {
         assert!(one.apply_to(ThreadId::of_caller()));
         pool.follow_caller();
         assert_eq!(seen(&mut pool), [Some(one), Some(one)]);
+        // The host's next thread is bound after its first has begun.
+        let (bound, ended) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(other.apply_to(ThreadId::of_caller()));
+                bound.wait();
+                ended.wait();
+            });
+            bound.wait();
+            std::thread::sleep(LOOK_AGAIN);
+            pool.follow_caller();
+            let seen = seen(&mut pool);
+            ended.wait();
+            let both = seen.iter().flatten().any(|cpus| cpus.len() == 2);
+            assert!(both && seen.contains(&Some(one)), "{seen:?}");
+        });
         assert!(all.apply_to(ThreadId::of_caller()));
     }
 

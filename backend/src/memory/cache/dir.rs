@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use llada_npu_ffi::is_ours;
+
 use super::room::{Found, make_room};
 
 /// What names of files that are being written contain.
@@ -102,11 +104,16 @@ impl CacheDir {
         self.dir.join(format!("{name}.{}", self.suffix))
     }
 
-    /// Opens a file; `None` where it is not there or cannot be read.
+    /// Opens a file; `None` where it is not there, cannot be read, or others than the user and the system may have written it:
+    /// what is in it is believed.
     pub fn open(&self, name: &str) -> Option<File> {
         let path = self.file(name);
         match File::open(&path) {
-            Ok(file) => Some(file),
+            Ok(file) if is_ours(&file) => Some(file),
+            Ok(_) => {
+                log::debug!("{}: left alone, others may write to it", path.display());
+                None
+            }
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
                     log::debug!("{}: {error}", path.display());

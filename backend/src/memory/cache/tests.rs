@@ -147,6 +147,19 @@ fn files_in_a_read_only_directory_are_still_used() {
 }
 
 #[test]
+fn files_that_others_may_write_to_are_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = RepackCache::new(dir.path().to_owned(), 1 << 30);
+    cache.store(KEY, &shape(), &fill, &mut Caller).unwrap();
+    let path = dir.path().join(names(dir.path())[0].as_str());
+    for (mode, is_used) in [(0o664, false), (0o602, false), (0o644, true), (0o600, true)] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let loaded = cache.load(KEY, &shape(), &mut Caller);
+        assert_eq!(loaded.is_some(), is_used, "{mode:o}");
+    }
+}
+
+#[test]
 fn a_panic_while_packing_leaves_nothing() {
     struct Panics;
     impl Parallel for Panics {

@@ -201,6 +201,34 @@ fn tiles_stay_open_as_long_as_one_of_two_sessions_maps_them() {
     weights.store.hide(1);
 }
 
+#[test]
+fn tiles_that_are_being_read_are_closed_afterwards() {
+    for is_cached in [false, true] {
+        let weights = Weights::new(is_cached);
+        let (tiles, address) = (weights.tiles(3), weights.address(3));
+        // Nobody has shown them: as for an instance without a budget, beside one that has one.
+        let reading = tiles.reading().unwrap();
+        std::thread::scope(|scope| {
+            let hidden = scope.spawn(|| {
+                weights.store.show(address);
+                weights.store.hide(address);
+            });
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            assert!(!hidden.is_finished());
+            // It would be killed here.
+            assert!(tiles.bytes().iter().any(|&byte| byte != 0));
+            drop(reading);
+        });
+        assert!(!tiles.is_open() && tiles.reading().is_none());
+        let reading = tiles.reading_opened().unwrap();
+        assert!(tiles.bytes().iter().any(|&byte| byte != 0));
+        drop(reading);
+        weights.store.show(address);
+        weights.store.hide(address);
+        assert!(!tiles.is_open());
+    }
+}
+
 /// Set in a child process that is to be killed.
 const CHILD: &str = "TEST_READS_WHAT_IS_NOT_MAPPED";
 

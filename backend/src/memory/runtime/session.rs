@@ -48,6 +48,9 @@ pub enum SessionError {
     /// The staging thread has ended by a panic of its own; another session can go on.
     #[error("the staging thread has panicked")]
     Dead,
+    /// A transfer of this step failed, which was said before.
+    #[error("this step has failed; the next one can go on")]
+    Failed,
     /// More segments were entered than begun.
     #[error("no segment is left in this step")]
     NoSegment,
@@ -138,7 +141,8 @@ impl Core {
 
     /// Does all that comes after a run.
     fn release(&mut self, turn: &Turn) -> Result<(), SessionError> {
-        let result = self.carry_out(&turn.release);
+        let result = catch_unwind(AssertUnwindSafe(|| self.carry_out(&turn.release)));
+        let result = result.unwrap_or_else(|_payload| Err(MapError::Panicked));
         result.map_err(|source| self.failed(turn, source))
     }
 
@@ -403,6 +407,9 @@ impl Session {
                 n_failures,
                 must_return,
             } => {
+                if *must_return {
+                    return Err(SessionError::Failed);
+                }
                 let segment = rest.pop().ok_or(SessionError::NoSegment)?;
                 let following: Vec<_> = rest.iter().rev().copied().collect();
                 let next = core.planner.turn(segment, &following);
@@ -419,12 +426,18 @@ impl Session {
             } => {
                 let segment = rest.pop().ok_or(SessionError::NoSegment)?;
                 let mut state = shared.lock();
-                while state.n_ready <= *next && state.failure.is_none() && !state.is_dead {
+                // After a failure nothing is staged until the step has ended.
+                while state.n_ready <= *next && !state.must_return && !state.is_dead {
                     has_waited = true;
                     state = shared.wait(state);
                 }
                 if state.n_ready <= *next {
-                    return Err(state.failure.take().unwrap_or(SessionError::Dead));
+                    let otherwise = if state.is_dead {
+                        SessionError::Dead
+                    } else {
+                        SessionError::Failed
+                    };
+                    return Err(state.failure.take().unwrap_or(otherwise));
                 }
                 segment
             }

@@ -18,6 +18,7 @@ struct Device {
     panics_in: Option<u32>,
     /// Unmaps complain.
     complains: bool,
+    unmaps_panic: bool,
 }
 
 impl Device {
@@ -88,6 +89,7 @@ impl Mapping for Fake {
         let mut device = self.device();
         let i = device.live.iter().position(|other| other == piece).unwrap();
         device.live.swap_remove(i);
+        assert!(!device.unmaps_panic, "told to");
         if piece.place == Place::Staging {
             device.copied.clear();
         }
@@ -262,6 +264,10 @@ fn a_device_that_refuses_fails_one_step_with_the_tensor_and_its_size() {
                 text.contains("no address space for `") && text.contains("bytes"),
                 "{text}"
             );
+            // This step cannot go on, however often it is asked to.
+            for _ in 0..2 {
+                assert!(matches!(session.enter(), Err(SessionError::Failed)));
+            }
             // The next request works.
             session.end();
             assert!(fake.device().live.is_empty());
@@ -298,6 +304,21 @@ fn a_mapping_that_panics_fails_one_step() {
         session.end();
         assert!(fake.device().live.is_empty());
         step(&mut session, &fake, 8).unwrap();
+    }
+}
+
+#[test]
+fn unmaps_that_panic_do_not_end_the_process() {
+    for policy in Policy::ALL {
+        let fake = Fake::default();
+        let mut session =
+            Session::new(planner(30, policy, COSTS[0]), Box::new(fake.clone())).unwrap();
+        step(&mut session, &fake, 8).unwrap();
+        session.begin(&all()).unwrap();
+        session.enter().unwrap();
+        fake.device().unmaps_panic = true;
+        drop(session);
+        assert!(fake.device().live.is_empty(), "{policy}");
     }
 }
 
