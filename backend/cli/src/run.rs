@@ -1,6 +1,6 @@
 //! `run`: prompts, and their answers on stdout.
 
-use ggml_llada_npu::engine::RunReport;
+use ggml_llada_npu::engine::{MAX_N_SEATS, RunReport};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -21,11 +21,11 @@ use crate::vocab::{Token, Vocab};
 /// [`Error`]; [`Error::Interrupted`] after the text that was stable.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let setup = Setup::new(&args.generation)?;
-    if args.batch == 0 {
+    if !(1..=MAX_N_SEATS).contains(&args.batch) {
         return Err(Error::Value {
             flag: "--batch",
-            value: "0".to_owned(),
-            expected: "a whole number, 1 or more",
+            value: args.batch.to_string(),
+            expected: "a whole number, 1 to 256",
         });
     }
     if args.batch > 1 && args.diffusion_visual {

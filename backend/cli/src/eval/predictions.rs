@@ -9,6 +9,7 @@ use ggml_llada_npu::engine::RunReport;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::output::NewFile;
 use crate::tasks::Task;
 
 /// One line.
@@ -29,22 +30,24 @@ struct Prediction<'a> {
 #[derive(Debug)]
 pub(crate) struct Predictions<'a> {
     path: &'a Path,
-    file: File,
+    file: NewFile<'a>,
+    /// The file, once there is a line.
+    lines: Option<File>,
     next: usize,
     /// Lines that wait for one before them.
     waiting: BTreeMap<usize, String>,
 }
 
 impl<'a> Predictions<'a> {
-    /// Opens the file.
+    /// Makes sure that the file can be written.
     ///
     /// # Errors
     /// [`Error::File`].
     pub(crate) fn create(path: &'a Path) -> Result<Self, Error> {
-        let file = File::create(path).map_err(|source| Error::unwritable(path, source))?;
         Ok(Self {
             path,
-            file,
+            file: NewFile::create(path)?,
+            lines: None,
             next: 0,
             waiting: BTreeMap::new(),
         })
@@ -95,6 +98,11 @@ impl<'a> Predictions<'a> {
     }
 
     fn write(&mut self, line: &str) -> Result<(), Error> {
-        writeln!(self.file, "{line}").map_err(|source| Error::unwritable(self.path, source))
+        let unwritable = |source| Error::unwritable(self.path, source);
+        let file = match &mut self.lines {
+            Some(file) => file,
+            none => none.insert(self.file.open().map_err(unwritable)?),
+        };
+        writeln!(file, "{line}").map_err(unwritable)
     }
 }
