@@ -161,9 +161,12 @@ pub static LLADA_NPU_CACHE_MAX: Knob<u64> = Knob {
     parse: parse_number,
 };
 
+/// 1 TiB, more than any address space that is worth simulating.
+const MAX_MIB: u64 = 1 << 20;
+
 fn parse_mib(value: &str) -> Option<Option<u64>> {
-    let mib: u64 = value.parse().ok().filter(|&mib| mib > 0)?;
-    Some(Some(mib.checked_mul(1 << 20)?))
+    let mib: u64 = value.parse().ok()?;
+    (1..=MAX_MIB).contains(&mib).then_some(Some(mib << 20))
 }
 
 fn parse_policy(value: &str) -> Option<Policy> {
@@ -173,7 +176,7 @@ fn parse_policy(value: &str) -> Option<Policy> {
 /// How many bytes may be mapped at the same time.
 pub static LLADA_NPU_BUDGET: Knob<Option<u64>> = Knob {
     name: "LLADA_NPU_BUDGET",
-    expected: "MiB, no limit by default",
+    expected: "MiB, 1 to 1048576, no limit by default",
     help: "run each instance as if it saw so few addresses: weights are mapped before they are used, and cannot be read while they are not",
     default: None,
     parse: parse_mib,
@@ -386,7 +389,8 @@ mod tests {
         assert_eq!(parse_number("20"), Some(20));
         assert_eq!(parse_number("-1"), None);
         assert_eq!(parse_mib("3"), Some(Some(3 << 20)));
-        for bad in ["0", "-1", "1.5", "99999999999999999"] {
+        assert_eq!(parse_mib("1048576"), Some(Some(1 << 40)));
+        for bad in ["0", "-1", "1.5", "1048577", "99999999999999999"] {
             assert_eq!(parse_mib(bad), None, "{bad}");
         }
         assert_eq!(parse_policy("lru"), Some(Policy::Lru));

@@ -182,6 +182,12 @@ struct Locks {
     work: Mutex<()>,
 }
 
+/// Returns what the loader of the system says, which often begins with the path.
+fn without_path(reason: &str, path: &Path) -> String {
+    let prefix = format!("{}: ", path.display());
+    reason.strip_prefix(&prefix).unwrap_or(reason).to_owned()
+}
+
 impl Library {
     /// Opens a library, chooses the provider and reads its table. Code of the library runs: its initialisers and
     /// `QnnInterface_getProviders`.
@@ -196,7 +202,7 @@ impl Library {
         let guard =
             unsafe { unix::Library::open(Some(path), flags) }.map_err(|error| Error::Open {
                 path: path.to_owned(),
-                reason: error.to_string(),
+                reason: without_path(&error.to_string(), path),
             })?;
         // SAFETY: the symbol has this signature in every release (facts of the ABI).
         let symbol = unsafe { guard.get::<sys::GetProviders>(SYMBOL.as_bytes()) };
@@ -467,6 +473,19 @@ fn to_string(text: *const c_char) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_loader_says_is_told_without_the_path() {
+        let path = Path::new("/a/lib.so");
+        assert_eq!(
+            without_path("/a/lib.so: invalid ELF header", path),
+            "invalid ELF header"
+        );
+        assert_eq!(
+            without_path("libdep.so: no such file", path),
+            "libdep.so: no such file"
+        );
+    }
 
     #[test]
     fn codes_are_the_low_bits_and_never_zero() {

@@ -31,7 +31,7 @@ pub enum RoomError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The file is larger than what may be deleted for it.
-    #[error("{needed_bytes} bytes do not fit the limit of {max_bytes} bytes")]
+    #[error("a file of {needed_bytes} bytes does not fit the limit of {max_bytes} bytes")]
     NoRoom {
         /// Bytes of the file.
         needed_bytes: u64,

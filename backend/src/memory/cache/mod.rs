@@ -38,7 +38,7 @@ pub(super) const SUFFIX: &str = "tiles";
 enum StoreError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("a weight of {0}")]
+    #[error(transparent)]
     Room(#[from] RoomError),
     #[error("a thread panicked while packing")]
     Panicked,
