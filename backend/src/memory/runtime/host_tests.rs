@@ -138,8 +138,10 @@ fn tiles_can_be_read_while_they_are_mapped_and_only_then() {
                     let n_open = (0..N_WEIGHTS)
                         .filter(|&i| weights.tiles(i).is_open())
                         .count();
-                    // In the first round those are open that nobody has mapped yet.
-                    assert!(step == 0 || n_open as u64 <= n_fit, "{policy}: {n_open}");
+                    // In the first round those are open that nobody has mapped yet; beside a pipeline, which maps and unmaps
+                    // meanwhile, this is no count of one moment, and the observer's peak below has to do.
+                    let is_count = step > 0 && policy != Policy::PlannedPipeline;
+                    assert!(!is_count || n_open as u64 <= n_fit, "{policy}: {n_open}");
                     session.leave().unwrap();
                 }
                 session.end();
