@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -48,14 +49,21 @@ class Threads(unittest.TestCase):
                 self.check(completion(path, 100000) + list(arguments), env, expected)
 
     def check(self, command: list[str | Path], env: dict[str, str], expected: list[str]) -> None:
-        """Runs a tool until its text has begun, and looks where its threads are."""
+        """Runs a tool until its text has begun, and looks where its threads are: ours follow within some steps."""
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL) as process:
             try:
                 assert process.stdout
-                self.assertTrue(process.stdout.read(16))  # the prompt and the first tokens
-                process.send_signal(signal.SIGSTOP)
-                self.assertEqual(placed(process.pid, "llada-npu-"), expected)
+                deadline = time.monotonic() + 10
+                while True:
+                    self.assertTrue(process.stdout.read(16))  # the prompt and the first tokens, then more
+                    process.send_signal(signal.SIGSTOP)
+                    places = placed(process.pid, "llada-npu-")
+                    if places == expected or time.monotonic() > deadline:
+                        break
+                    process.send_signal(signal.SIGCONT)
+                    time.sleep(0.02)
+                self.assertEqual(places, expected)
             finally:
                 process.kill()
 
