@@ -187,14 +187,18 @@ impl Report {
             serde_json::to_writer(&mut stdout, &self)?;
             return writeln!(stdout);
         }
-        writeln!(
-            stdout,
-            "RESULT gemm_ratio_geomean={:.3} gemm_ratio_min={:.3} peak_share={:.3} gemv_bandwidth_share={:.3} attn_ratio={:.3}",
-            summary.gemm_ratio_geomean,
-            summary.gemm_ratio_min,
-            summary.peak_share,
-            summary.gemv_bandwidth_share,
-            summary.attn_ratio
-        )
+        let figures = [
+            ("gemm_ratio_geomean", summary.gemm_ratio_geomean),
+            ("gemm_ratio_min", summary.gemm_ratio_min),
+            ("peak_share", summary.peak_share),
+            ("gemv_bandwidth_share", summary.gemv_bandwidth_share),
+            ("attn_ratio", summary.attn_ratio),
+        ];
+        write!(stdout, "RESULT")?;
+        // What was not run (`--rows`) has no figure.
+        for (name, value) in figures.iter().filter(|(_, value)| value.is_finite()) {
+            write!(stdout, " {name}={value:.3}")?;
+        }
+        writeln!(stdout)
     }
 }
