@@ -3,6 +3,8 @@
 //! Each is a static of the variable's own name. Nothing else in the workspace reads the environment for settings of
 //! ours.
 
+mod listing;
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -10,6 +12,7 @@ use llada_npu_ffi::qnn::{PerformanceMode, Soc};
 
 use crate::device::qnn::{Linear, RowCounts, Tier};
 use crate::memory::runtime::Policy;
+pub use listing::{Setting, settings};
 
 /// A variable whose value cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -405,24 +408,6 @@ mod tests {
         assert_eq!(parse_linear("conv"), Some(Linear::Conv));
         assert_eq!(parse_performance("fast"), None);
         assert_eq!(parse_host_weights("drop"), Some(HostWeights::Drop));
-    }
-
-    #[test]
-    fn the_readme_has_every_variable() {
-        let readme = include_str!("../../README.md");
-        macro_rules! rows {
-            ($($knob:ident)*) => { [$(($knob.name, $knob.expected, $knob.help)),*] };
-        }
-        let rows = rows![
-            LLADA_NPU_STRICT LLADA_NPU_LOG LLADA_NPU_KERNEL LLADA_NPU_REPACK LLADA_NPU_CACHE LLADA_NPU_CACHE_MAX
-            LLADA_NPU_BUDGET LLADA_NPU_MEMORY
-            LLADA_NPU_ACCEL LLADA_NPU_QNN_DIR LLADA_NPU_QNN_SOC LLADA_NPU_QNN_PERFORMANCE LLADA_NPU_QNN_VTCM
-            LLADA_NPU_QNN_ROWS LLADA_NPU_QNN_WEIGHTS LLADA_NPU_QNN_LINEAR LLADA_NPU_QNN_TIMEOUT LLADA_NPU_HOST_WEIGHTS
-        ];
-        for (name, expected, help) in rows {
-            let row = format!("| `{name}` | {expected} | {help} |");
-            assert!(readme.contains(&row), "README.md lacks: {row}");
-        }
     }
 
     #[test]

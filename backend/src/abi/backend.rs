@@ -13,7 +13,7 @@ use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
 use super::resident::Resident;
-use crate::device::{Accelerator, DeviceError, Op, OperandError, Task};
+use crate::device::{Accelerator, DeviceError, Op, OperandError, Task, failure};
 use crate::graph::{
     DensePlan, Role, Segment, Work, classify, cut, describe, facts, find, is_weight, n_threads_for,
     objects, settle, touches_tiles,
@@ -49,7 +49,7 @@ pub enum ComputeError {
         node: usize,
     },
     /// What a segment needs could not be mapped.
-    #[error(transparent)]
+    #[error("memory budget (LLADA_NPU_BUDGET): {0}")]
     Memory(#[from] SessionError),
     /// A kernel of ours failed.
     #[error("node {node}: {source}")]
@@ -317,6 +317,10 @@ impl BackendImpl for NpuBackend {
     fn set_abort_callback(&mut self, callback: Option<AbortCallback>) {
         self.abort = callback;
         self.delegate.set_abort_callback(callback);
+    }
+
+    fn tell_failure(line: &str) {
+        failure::tell(line);
     }
 
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), ComputeError> {

@@ -16,7 +16,7 @@ use super::buffer_type::NpuBufferType;
 use super::resident::{Budget, MemoryReport, Reports, Resident};
 use crate::device::host::{self, Host};
 use crate::device::qnn::{self, Qnn};
-use crate::device::{Accelerator, DeviceError, HOST_ONLY};
+use crate::device::{Accelerator, DeviceError, HOST_ONLY, failure};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
 
@@ -118,7 +118,10 @@ impl DeviceImpl for NpuDevice {
 
     fn init_backend(&self, params: Option<&CStr>) -> Option<NpuBackend> {
         let Some(delegate) = Delegate::new(self.api, &self.cpu) else {
-            log::error!("host device {} makes no instance", self.cpu.name());
+            failure::tell(format_args!(
+                "host device {} makes no instance",
+                self.cpu.name()
+            ));
             return None;
         };
         let host_only = params.is_some_and(|params| params.to_bytes() == HOST_ONLY.as_bytes());
@@ -132,7 +135,7 @@ impl DeviceImpl for NpuDevice {
                 resident,
             )),
             Err(error) => {
-                log::error!("cannot make an instance: {error}");
+                failure::tell(format_args!("cannot make an instance: {error}"));
                 None
             }
         }

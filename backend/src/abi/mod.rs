@@ -14,7 +14,7 @@ pub mod proc;
 pub mod reg;
 pub mod resident;
 
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::host::{Host, HostError};
@@ -50,17 +50,13 @@ pub enum InitError {
 /// Returns the registry, making it at the first call; the answer of the first call is kept.
 ///
 /// # Errors
-/// Why the host cannot be served; logged once.
+/// Why the host cannot be served.
 pub fn registry() -> Result<&'static Installed<NpuReg>, InitError> {
     static REGISTRY: OnceLock<Result<Installed<NpuReg>, InitError>> = OnceLock::new();
     REGISTRY
         .get_or_init(|| {
             ggml_log::install(LLADA_NPU_LOG.get().unwrap_or(log::LevelFilter::Info));
-            let made = make();
-            if let Err(error) = &made {
-                log::error!("not available: {error}");
-            }
-            made
+            make()
         })
         .as_ref()
         .map_err(Clone::clone)
@@ -135,10 +131,17 @@ pub fn register() -> Result<(), InitError> {
     Ok(())
 }
 
-/// What `ggml_backend_init` answers.
+/// What `ggml_backend_init` answers; why it is NULL is logged once, as the host learns nothing else.
 #[must_use]
 pub fn init() -> RegPtr {
-    registry().map_or(RegPtr::NULL, Installed::as_ptr)
+    static TOLD: Once = Once::new();
+    registry().map_or_else(
+        |error| {
+            TOLD.call_once(|| log::error!("not available: {error}"));
+            RegPtr::NULL
+        },
+        Installed::as_ptr,
+    )
 }
 
 /// What `ggml_backend_score` answers, without making anything: 0 where there is no ggml to serve. A host that is too

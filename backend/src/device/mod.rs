@@ -9,6 +9,7 @@
 
 pub mod contexts;
 mod dense;
+pub mod failure;
 mod flash_attn;
 pub mod host;
 mod mul_mat;
@@ -201,7 +202,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Knob(#[from] KnobError),
     /// A kernel was asked for that does not exist.
-    #[error("no kernel is named `{name}`; there are: {}", known.join(", "))]
+    #[error("LLADA_NPU_KERNEL: no kernel is named `{name}`; there are: {}", known.join(", "))]
     UnknownKernel {
         /// The name.
         name: String,
@@ -209,7 +210,7 @@ pub enum DeviceError {
         known: Vec<&'static str>,
     },
     /// A kernel was asked for that this CPU cannot run.
-    #[error("kernel `{name}` needs instructions that this CPU lacks")]
+    #[error("LLADA_NPU_KERNEL: kernel `{name}` needs instructions that this CPU lacks")]
     KernelUnavailable {
         /// The name.
         name: String,

@@ -115,10 +115,12 @@ pub enum EngineError {
         source: std::io::Error,
     },
     /// The device made no instance.
-    #[error("device `{device}` cannot be initialised")]
+    #[error("device `{device}` cannot be initialised{}", because(.reason))]
     Device {
         /// Name of the device.
         device: String,
+        /// What the device says, "" where it says nothing.
+        reason: String,
     },
     /// Memory for `what`.
     #[error("{what}: {source}")]
@@ -132,12 +134,14 @@ pub enum EngineError {
     #[error("row plan: {0}")]
     Plan(#[from] PlanError),
     /// The computation of a forward.
-    #[error("forward of {n_rows} rows failed: {status}")]
+    #[error("forward of {n_rows} rows failed: {status}{}", because(.reason))]
     Compute {
         /// Rows of the forward.
         n_rows: usize,
         /// What ggml says.
         status: Status,
+        /// What the device says, "" where it says nothing.
+        reason: String,
     },
     /// A parameter of the sampler.
     #[error(transparent)]
@@ -156,6 +160,13 @@ pub enum EngineError {
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
+}
+
+fn because(reason: &str) -> String {
+    if reason.is_empty() {
+        return String::new();
+    }
+    format!(": {reason}")
 }
 
 impl EngineError {

@@ -12,6 +12,7 @@ use super::kv::KvStore;
 use super::model::Model;
 use super::slot::Capacity;
 use crate::decode::plan::{RowPlan, Stream};
+use crate::device::failure;
 
 /// f16 bits of 0 and `-inf`, the two values of a mask.
 const SEEN: u16 = 0x0000;
@@ -56,8 +57,10 @@ impl Lane {
     pub(super) fn new(model: &Model, n_threads: u32, params: &str) -> Result<Self, EngineError> {
         let target = model.target();
         let device = target.device();
-        let mut backend = device.init(params).ok_or_else(|| EngineError::Device {
+        let (backend, reason) = failure::catch(|| device.init(params));
+        let mut backend = backend.ok_or_else(|| EngineError::Device {
             device: device.name(),
+            reason,
         })?;
         backend.set_n_threads(n_threads);
         let runner =
@@ -150,14 +153,18 @@ impl Lane {
         let graph = self.graph.clone().expect("prepared before");
         let weights = model.sets();
         let runner = &mut self.runner;
-        let run = self.backend.with_abort_flag(abort, |backend| {
-            runner.run_beside(backend, &weights, &kv.sets())
+        let backend = &mut self.backend;
+        let (run, reason) = failure::catch(|| {
+            backend.with_abort_flag(abort, |backend| {
+                runner.run_beside(backend, &weights, &kv.sets())
+            })
         });
         run.map_err(|status| match status {
             Status::ABORTED => EngineError::Cancelled,
             status => EngineError::Compute {
                 n_rows: graph.key.n_rows as usize,
                 status,
+                reason,
             },
         })?;
         self.read(&graph, model.file().tokens().n_vocab as usize)

@@ -179,7 +179,9 @@ impl ModelShape {
     /// # Errors
     /// [`ShapeError`].
     pub fn named(name: &str, quant: GgmlType) -> Result<Self, ShapeError> {
-        let named = NAMED.iter().find(|named| named.name == name);
+        let named = NAMED
+            .iter()
+            .find(|named| named.name.eq_ignore_ascii_case(name));
         let named = named.ok_or(ShapeError::Name)?;
         let &Named {
             n_layer,

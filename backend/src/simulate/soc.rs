@@ -43,7 +43,9 @@ impl FromStr for Soc {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let soc = Self::ALL.into_iter().find(|soc| soc.name() == name);
+        let soc = Self::ALL
+            .into_iter()
+            .find(|soc| soc.name().eq_ignore_ascii_case(name));
         soc.ok_or(UnknownName("sm8650, sm8750 or sm8850"))
     }
 }
@@ -75,7 +77,9 @@ impl FromStr for Column {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let column = Self::ALL.into_iter().find(|column| column.name() == name);
+        let column = Self::ALL
+            .into_iter()
+            .find(|column| column.name().eq_ignore_ascii_case(name));
         column.ok_or(UnknownName("paper or today"))
     }
 }

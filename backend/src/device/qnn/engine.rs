@@ -15,7 +15,7 @@ use super::worker::Beat;
 use crate::device::DenseKind;
 
 /// File name of the library.
-const LIBRARY: &str = "libQnnHtp.so";
+pub(super) const LIBRARY: &str = "libQnnHtp.so";
 
 /// What a device is opened with.
 #[derive(Clone, Debug)]

@@ -33,7 +33,8 @@ mod settings;
 mod weight;
 mod worker;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::path::Path;
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
 
 use llada_npu_ffi::ggml::Type;
 
@@ -44,6 +45,7 @@ use super::{
 use crate::knobs::{Accel, KnobError};
 use crate::memory::{PlainGuard, context_dir};
 pub use check::Sums;
+use engine::LIBRARY;
 pub use engine::{Identity, OpenOptions};
 pub use part::{Form, Linear, describe};
 pub use probe::{Finding, Measured, measure, probe};
@@ -84,6 +86,9 @@ pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
         Accel::Qnn => true,
     };
     if !is_wanted {
+        if settings.accel == Accel::Auto {
+            tell_about_dir(settings.open.dir.as_deref());
+        }
         return Ok(None);
     }
     let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +106,8 @@ pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
         }
         Opened::Not => {}
     }
-    let is_asked_for = settings.accel == Accel::Qnn;
+    // Who names a directory means it.
+    let is_asked_for = settings.accel == Accel::Qnn || settings.open.dir.is_some();
     match Session::open(settings, context_dir()?) {
         Ok(session) => {
             let session = Arc::new(session);
@@ -129,6 +135,21 @@ pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
             Ok(None)
         }
     }
+}
+
+/// Says once that a directory which the user names holds no library, also where it would not be used.
+fn tell_about_dir(dir: Option<&Path>) {
+    static TOLD: Once = Once::new();
+    let Some(dir) = dir else {
+        return;
+    };
+    TOLD.call_once(|| match dir.join(LIBRARY).metadata() {
+        Ok(_) => log::info!("no QNN: the library is an emulation, which LLADA_NPU_ACCEL=auto does not take"),
+        Err(error) => log::warn!(
+            "LLADA_NPU_QNN_DIR={}: {LIBRARY}: {error}",
+            dir.display()
+        ),
+    });
 }
 
 /// What is said about the chip.

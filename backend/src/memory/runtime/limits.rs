@@ -176,7 +176,7 @@ impl FromStr for Policy {
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
         let mut all = Self::ALL.into_iter();
-        all.find(|policy| policy.name() == name)
+        all.find(|policy| policy.name().eq_ignore_ascii_case(name))
             .ok_or(UnknownPolicy)
     }
 }

@@ -116,18 +116,18 @@ unsafe extern "C" fn graph_compute<B: BackendImpl>(
             .instance
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        to_status(instance.graph_compute(&mut graph))
+        to_status::<B>(instance.graph_compute(&mut graph))
     })
 }
 
-fn to_status<E: std::error::Error + Into<Status>>(result: Result<(), E>) -> sys::ggml_status {
+fn to_status<B: BackendImpl>(result: Result<(), B::Error>) -> sys::ggml_status {
     match result {
         Ok(()) => sys::GGML_STATUS_SUCCESS,
         Err(error) => {
-            let text = error.to_string();
+            let text = format!("graph_compute: {error}");
             let status: Status = error.into();
             if status != Status::ABORTED {
-                log::error!("graph_compute: {text}");
+                B::tell_failure(&text);
             }
             status.0
         }

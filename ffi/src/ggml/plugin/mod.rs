@@ -213,4 +213,9 @@ pub trait BackendImpl: Send + 'static {
     /// # Errors
     /// The first failure; results are then undefined.
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), Self::Error>;
+
+    /// Takes the line that says why a graph was not computed, on the thread that asked for it: the host gets a status alone.
+    fn tell_failure(line: &str) {
+        log::error!("{line}");
+    }
 }
