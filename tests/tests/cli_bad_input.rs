@@ -23,9 +23,10 @@ fn run_model(model: &Path, args: &[&str]) -> Finished {
 fn flags_that_cannot_be_taken() {
     let model = trained("f16");
     let cases: &[(&[&str], i32, &[&str])] = &[
-        (&["-n", "0"], USAGE, &["0 tokens to generate"]),
-        (&["-n", "-1"], USAGE, &["'-1'", "--predict"]),
-        (&["-n", "many"], USAGE, &["'many'", "--predict"]),
+        (&["-n", "0"], USAGE, &["--predict: `0`", "from 1 to"]),
+        (&["-n", "-1"], USAGE, &["--predict: `-1`"]),
+        (&["-n", "12x"], USAGE, &["--predict: `12x`"]),
+        (&["-t", "100000"], USAGE, &["--threads: `100000`", "512"]),
         (&["-n", "100000"], FAILED, &["100000 tokens", "context"]),
         (&["-c", "8"], FAILED, &["context of 8 tokens"]),
         (
@@ -48,7 +49,7 @@ fn flags_that_cannot_be_taken() {
             USAGE,
             &["--backend cuda", "llada-npu"],
         ),
-        (&["--temp", "nan"], USAGE, &["--temp", "`NaN`"]),
+        (&["--temp", "nan"], USAGE, &["--temp", "`nan`"]),
         (&["--temp", "-1"], USAGE, &["--temp", "`-1`"]),
         (&["--top-p", "1.5"], USAGE, &["--top-p", "`1.5`"]),
         (&["--top-k", "-5"], USAGE, &["--top-k", "`-5`"]),

@@ -1,7 +1,10 @@
 //! `llada-npu bench`: it measures, and both sides compute the same.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use llada_npu_tests::host;
-use llada_npu_tests::program::run;
+use llada_npu_tests::program::{command, run};
 use serde_json::Value;
 
 #[test]
@@ -31,6 +34,29 @@ fn kernels_are_measured_beside_ggml_s_and_give_the_same_results() {
     // ggml repacks where it can.
     assert_eq!(cells[0]["ggml_buffer"], "CPU_REPACK", "{report}");
     assert!(positive(&report["summary"]["attn_ratio"]), "{report}");
+}
+
+#[test]
+fn ctrl_c_ends_with_130() {
+    let Some(stock) = host::stock("ctrl_c_ends_with_130") else {
+        return;
+    };
+    let mut child = command(["bench", "kernels", "--threads", "1", "--ggml"])
+        .arg(stock.bin())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let stderr = child.stderr.take().expect("stderr is a pipe");
+    let mut lines = BufReader::new(stderr).lines();
+    let measures = lines.any(|line| line.is_ok_and(|line| line.starts_with("measuring")));
+    assert!(measures, "it ended before it measured");
+    let pid = libc::pid_t::try_from(child.id()).expect("a process id");
+    // SAFETY: a signal to our own child, which is not reaped yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+    let output = child.wait_with_output().expect("the program ends");
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert_eq!(output.stdout, b"");
 }
 
 #[test]

@@ -194,6 +194,22 @@ fn sweeps_and_timelines_are_written() {
     assert!(text.starts_with("simulated: "), "{text}");
     assert_eq!(read("s.csv").lines().count(), 1 + 4 * 5 * 5);
     assert!(read("s.svg").contains("missed most: memory runtime"));
+    let headings = [
+        (
+            "length",
+            "64 + 32 to 512 tokens, policy planned+pipeline, 3200 MiB; tokens per step 5.12 with revision, 3.25 without",
+        ),
+        (
+            "policy",
+            "64 + 128 tokens, 3200 MiB; tokens per step 5.12 with revision, 3.25 without",
+        ),
+        ("sensitivity", "64 + 128 tokens, policy planned+pipeline"),
+    ];
+    for (what, fixed) in headings {
+        let text = simulate(&["--sweep", what]);
+        let expected = format!("simulated: llada-8b q4_0 on sm8750, constants `today`, {fixed}");
+        assert_eq!(text.lines().next(), Some(expected.as_str()));
+    }
     let lengths = simulate(&["--sweep", "length", "--json"]);
     let lengths: Value = serde_json::from_str(&lengths).expect("JSON");
     let tokens: Vec<_> = lengths
@@ -243,6 +259,37 @@ fn sweeps_and_timelines_are_written() {
 }
 
 #[test]
+fn names_are_taken_in_any_case() {
+    let lower = simulate(&["--soc", "sm8650", "--policy", "lru", "--constants", "paper"]);
+    let upper = simulate(&[
+        "--soc",
+        "SM8650",
+        "--policy",
+        "LRU",
+        "--constants",
+        "Paper",
+        "--model",
+        "LLaDA-8B",
+        "--quant",
+        "Q4_0",
+    ]);
+    assert_eq!(lower, upper);
+}
+
+#[test]
+fn an_autoregressive_model_decides_one_token_per_step() {
+    let text = simulate(&["--model", "llama-8b-ar"]);
+    let heading = text.lines().next().expect("a heading");
+    assert!(
+        heading.ends_with("3200 MiB; one token per step"),
+        "{heading}"
+    );
+    assert!(json(&["--model", "llama-8b-ar"])["tokens_per_step"].is_null());
+    run(["simulate", "--model", "llama-8b-ar", "--trace", "published"])
+        .failure(USAGE, &["--trace", "diffusion"]);
+}
+
+#[test]
 fn what_cannot_be_taken_is_named() {
     let model = trained("q4_0");
     let model = model.to_str().expect("UTF-8");
@@ -261,8 +308,22 @@ fn what_cannot_be_taken_is_named() {
         (&["--model", model, "--quant", "f16"], USAGE, &["--quant"]),
         (&["--quant", "q9"], USAGE, &["--quant", "`q9`"]),
         (&["--prompt", "-1"], USAGE, &["--prompt", "-1"]),
-        (&["--gen", "0"], USAGE, &["0 tokens to generate"]),
-        (&["--gen", "5000"], FAILED, &["5000", "context of 4096"]),
+        (&["--gen", "0"], USAGE, &["--gen: `0`", "from 1 to"]),
+        (
+            &["--gen", "5000"],
+            USAGE,
+            &["--gen: `5000`", "from 1 to 4032", "context has 4096"],
+        ),
+        (
+            &["--prompt", "4096"],
+            USAGE,
+            &["--prompt: `4096`", "from 0 to 4095"],
+        ),
+        (
+            &["--sweep", "length", "--prompt", "3585"],
+            USAGE,
+            &["--prompt: `3585`", "from 0 to 3584"],
+        ),
         (&["--trace", "/no/such"], FAILED, &["/no/such"]),
         (
             &["--trace", "/dev/null"],
@@ -285,9 +346,33 @@ fn what_cannot_be_taken_is_named() {
             &["--constants", "paper or today"],
         ),
         (&["--budget", "0"], USAGE, &["--budget", "`0`"]),
-        (&["--budget", "1"], FAILED, &["1048576", "blk.0."]),
-        (&["--map-cost", "nan"], USAGE, &["--map-cost"]),
-        (&["--copy-rate", "0"], USAGE, &["--copy-rate"]),
+        (
+            &["--budget", "1"],
+            FAILED,
+            &["--budget", "1048576", "blk.0."],
+        ),
+        (
+            &["--map-cost", "nan"],
+            USAGE,
+            &["--map-cost: `nan`", "0 to 100"],
+        ),
+        (&["--map-cost", "1e300"], USAGE, &["--map-cost: `1e300` is"]),
+        (&["--copy-rate", "0"], USAGE, &["--copy-rate: `0`", "0.01"]),
+        (
+            &["--sweep", "sensitivity", "--budget", "512"],
+            USAGE,
+            &["--budget", "--sweep sensitivity"],
+        ),
+        (
+            &["--summary", "--map-cost", "1"],
+            USAGE,
+            &["--summary", "--map-cost"],
+        ),
+        (
+            &["--summary", "--model", "llama-8b-ar"],
+            USAGE,
+            &["--summary"],
+        ),
         (&["--plot", "x.svg"], USAGE, &["--sweep"]),
         (
             &["--sweep", "length", "--plot", "x.svg"],

@@ -2,23 +2,27 @@
 //!
 //! The `--diffusion-<key>` flags of the decoding mode are made from its own table, so that the two cannot differ.
 
+mod diffusion;
 mod eval;
 mod run;
 mod simulate;
+mod value;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
-use clap::{
-    Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand, ValueEnum,
-};
-use ggml_llada_npu::decode::{OPTIONS, OptionInfo, Params};
-use ggml_llada_npu::engine::option_value;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::argv;
 use crate::error::Error;
+use crate::files::Named;
 
+pub(crate) use diffusion::DiffusionArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use run::{FileFormat, RunArgs};
 pub(crate) use simulate::{RevisionPath, SimulateArgs, Sweep};
+use value::{MAX_COUNT, MAX_N_CTX, MAX_N_THREADS, number, whole};
 
 /// Name of the one backend there is.
 pub(crate) const BACKEND: &str = "llada-npu";
@@ -38,6 +42,7 @@ The answer alone goes to stdout. Exit codes: 0 success, 1 failure, 2 wrong comma
 /// Generates text with diffusion language models (LLaDA, Dream) from GGUF files.
 #[derive(Debug, Parser)]
 #[command(name = "llada-npu", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = false)]
+#[command(propagate_version = true)]
 #[command(max_term_width = 120)]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -80,10 +85,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub(crate) ggml: PathBuf,
     /// Threads of both sides [default: all cores]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<usize>(1..=MAX_N_THREADS))]
     pub(crate) threads: Option<usize>,
     /// Products with these numbers of rows, and no attention
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, value_parser = whole::<usize>(1..=4096))]
     pub(crate) rows: Vec<usize>,
     /// Write one JSON object to stdout
     #[arg(long)]
@@ -110,6 +115,9 @@ pub(crate) struct DoctorArgs {
     pub(crate) qnn_probe: bool,
 }
 
+/// Highest temperature: drawn almost evenly.
+const MAX_TEMP: f32 = 1e30;
+
 /// Flags that `run` and `eval` share.
 #[derive(Debug, Args)]
 pub(crate) struct GenerationArgs {
@@ -122,7 +130,8 @@ pub(crate) struct GenerationArgs {
         long = "predict",
         visible_alias = "n-predict",
         value_name = "N",
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<u32>(1..=MAX_COUNT)
     )]
     pub(crate) n_predict: Option<u32>,
     /// Largest canvas: tokens of prompt and answer; 0 = the model's context length
@@ -131,7 +140,8 @@ pub(crate) struct GenerationArgs {
         long,
         value_name = "N",
         default_value_t = 0,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<u32>(0..=MAX_N_CTX)
     )]
     pub(crate) ctx_size: u32,
     /// Threads; 0 or less = number of physical cores
@@ -140,7 +150,8 @@ pub(crate) struct GenerationArgs {
         long,
         value_name = "N",
         default_value_t = 0,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<i32>(i64::from(i32::MIN)..=MAX_N_THREADS)
     )]
     pub(crate) threads: i32,
     /// Temperature; 0 = the most probable token
@@ -149,7 +160,8 @@ pub(crate) struct GenerationArgs {
         visible_alias = "temperature",
         value_name = "F",
         default_value_t = 0.0,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = number(0.0_f32..=MAX_TEMP, "")
     )]
     pub(crate) temp: f32,
     /// Draw from the N most probable tokens; 0 = all
@@ -157,25 +169,35 @@ pub(crate) struct GenerationArgs {
         long,
         value_name = "N",
         default_value_t = 0,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<u32>(0..=MAX_COUNT)
     )]
-    pub(crate) top_k: i32,
+    pub(crate) top_k: u32,
     /// Draw from the most probable tokens that make up F; 1 = all
     #[arg(
         long,
         value_name = "F",
         default_value_t = 1.0,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = number(0.0_f32..=1.0, "")
     )]
     pub(crate) top_p: f32,
     /// Seed of all randomness; -1 = a new one every time
-    #[arg(short, long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = -1,
+        allow_hyphen_values = true,
+        value_parser = whole::<i64>(-1..=i64::from(u32::MAX))
+    )]
     pub(crate) seed: i64,
     /// Type of the K store [-ctk]
     #[arg(
         long,
         value_name = "TYPE",
         default_value = "f16",
+        ignore_case = true,
         allow_hyphen_values = true
     )]
     pub(crate) cache_type_k: CacheType,
@@ -184,6 +206,7 @@ pub(crate) struct GenerationArgs {
         long,
         value_name = "TYPE",
         default_value = "f16",
+        ignore_case = true,
         allow_hyphen_values = true
     )]
     pub(crate) cache_type_v: CacheType,
@@ -198,6 +221,17 @@ pub(crate) struct GenerationArgs {
     pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) diffusion: DiffusionArgs,
+}
+
+impl GenerationArgs {
+    /// Returns the files that are read.
+    pub(crate) fn inputs(&self) -> [Named<'_>; 2] {
+        let cost = self.diffusion.0.iter().find(|(key, _)| *key == "cost");
+        [
+            ("--model", Some(self.model.as_path())),
+            ("--diffusion-cost", cost.map(|(_, value)| Path::new(value))),
+        ]
+    }
 }
 
 /// Type of a K/V store.
@@ -219,71 +253,6 @@ impl CacheType {
     }
 }
 
-/// The `--diffusion-<key>` flags that were given, in the table's order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DiffusionArgs(pub(crate) Vec<(&'static str, String)>);
-
-impl DiffusionArgs {
-    /// Returns the parameters, each value checked for itself.
-    ///
-    /// # Errors
-    /// [`Error::Param`] naming the flag.
-    pub(crate) fn params(&self) -> Result<Params, Error> {
-        let mut params = Params::default();
-        for (key, value) in &self.0 {
-            params.set(key, &option_value(key, value)?)?;
-        }
-        Ok(params)
-    }
-}
-
-fn flag_of(option: &OptionInfo) -> String {
-    format!("diffusion-{}", option.key)
-}
-
-fn arg_of(option: &'static OptionInfo) -> Arg {
-    let default = match option.default {
-        "" => String::new(),
-        default => format!(" [default: {default}]"),
-    };
-    let arg = Arg::new(flag_of(option))
-        .long(flag_of(option))
-        .value_name(option.value_name)
-        .help(format!("{}{default}", option.help))
-        .help_heading("Decoding")
-        .action(ArgAction::Set);
-    if option.value_name == "BOOL" {
-        arg.num_args(0..=1).default_missing_value("true")
-    } else {
-        arg.allow_hyphen_values(true)
-    }
-}
-
-impl Args for DiffusionArgs {
-    fn augment_args(command: Command) -> Command {
-        command.args(OPTIONS.iter().map(arg_of))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for DiffusionArgs {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |option: &OptionInfo| {
-            let value = matches.get_one::<String>(&flag_of(option))?;
-            Some((option.key, value.clone()))
-        };
-        Ok(Self(OPTIONS.iter().filter_map(given).collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
 /// What a command line comes to.
 #[derive(Debug)]
 pub(crate) enum Parsed {
@@ -297,15 +266,50 @@ pub(crate) enum Parsed {
 ///
 /// # Errors
 /// [`Error::CommandLine`] or [`Error::UnknownFlag`], in one line that names the flag.
-pub(crate) fn parse(argv: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Parsed, Error> {
-    let argv = crate::argv::normalise(&<Cli as clap::CommandFactory>::command(), argv)?;
-    match Cli::try_parse_from(argv) {
+pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Parsed, Error> {
+    let argv = argv::normalise(&Cli::command(), argv)?;
+    match Cli::try_parse_from(&argv) {
         Ok(cli) => Ok(Parsed::Command(cli.command)),
+        // clap names the subcommand, too.
+        Err(error) if error.kind() == ErrorKind::DisplayVersion => Ok(Parsed::Text(format!(
+            "{BACKEND} {}\n",
+            env!("CARGO_PKG_VERSION")
+        ))),
         Err(error) if !error.use_stderr() => Ok(Parsed::Text(error.to_string())),
         Err(error) => Err(Error::CommandLine {
-            message: first_paragraph(&error.to_string()),
+            message: in_one_line(&error, &argv),
         }),
     }
+}
+
+/// Returns what is wrong, without the usage that clap adds.
+fn in_one_line(error: &clap::Error, argv: &[OsString]) -> String {
+    if error.kind() == ErrorKind::InvalidUtf8
+        && let Some(at) = argv.iter().position(|word| word.to_str().is_none())
+    {
+        let flag = argv[..at].last().map(|word| word.to_string_lossy());
+        let flag = flag.filter(|flag| flag.starts_with('-'));
+        let flag = flag.map_or(String::new(), |flag| format!("{flag}: "));
+        return format!("{flag}`{}` is not UTF-8", argv[at].to_string_lossy());
+    }
+    let message = value::refusal(error).unwrap_or_else(|| first_paragraph(&error.to_string()));
+    message + &suggestion(error)
+}
+
+/// Returns clap's guess at what was meant.
+fn suggestion(error: &clap::Error) -> String {
+    let guesses = [
+        ContextKind::SuggestedSubcommand,
+        ContextKind::SuggestedArg,
+        ContextKind::SuggestedValue,
+    ];
+    let guess = guesses.into_iter().find_map(|kind| error.get(kind));
+    let guess = guess.and_then(|guess| match guess {
+        ContextValue::String(guess) => Some(guess.clone()),
+        ContextValue::Strings(guesses) => guesses.first().cloned(),
+        _ => None,
+    });
+    guess.map_or(String::new(), |guess| format!("; did you mean `{guess}`?"))
 }
 
 /// Returns clap's message in one line, without the usage that follows it.
@@ -399,17 +403,79 @@ mod tests {
             (&["run"], "--model <FILE>"),
             (&["run", "-m", "x", "--nonsense"], "'--nonsense'"),
             (&["run", "-m", "x", "stray"], "'stray'"),
-            (&["run", "-m", "x", "-n", "many"], "'many'"),
-            (&["run", "-m", "x", "-n", "-1"], "'-1'"),
+            (
+                &["run", "-m", "x", "-n", "many"],
+                "--predict: `many` is not a whole number from 1",
+            ),
+            (&["run", "-m", "x", "-n", "-1"], "--predict: `-1` is not"),
+            (&["run", "-m", "x", "-n", "0"], "--predict: `0` is not"),
+            (
+                &["run", "-m", "x", "--temp", "1e39"],
+                "--temp: `1e39` is not a number",
+            ),
+            (&["run", "-m", "x", "-t", "513"], "--threads: `513` is not"),
+            (&["run", "-m", "x", "--batch", "0"], "--batch: `0` is not"),
+            (
+                &["eval", "-m", "x", "--tasks", "x", "--jobs", "0"],
+                "--jobs: `0` is not",
+            ),
+            (
+                &["bench", "kernels", "--ggml", "x", "--rows", "8,0"],
+                "--rows: `0` is not",
+            ),
+            (
+                &["simulate", "--map-cost", "1e300"],
+                "--map-cost: `1e300` is not a number of seconds per GB from 0 to 100",
+            ),
+            (
+                &["simulate", "--soc", "sm1"],
+                "--soc: `sm1` is not sm8650, sm8750 or sm8850",
+            ),
             (&["run", "-m", "x", "-ctk", "q8_0"], "'q8_0'"),
             (&["run", "-m", "x", "-p", "a", "-f", "b"], "'--file <FILE>'"),
             (&["run", "-m"], "--model <FILE>"),
             (&["walk"], "'walk'"),
+            (&["evla"], "did you mean `eval`?"),
+            (
+                &["run", "-m", "x", "--promt", "x"],
+                "did you mean `--prompt`?",
+            ),
         ];
         for (words, expected) in cases {
             let message = parsed(words).expect_err("a wrong command line");
             assert!(message.contains(expected), "{words:?}: {message}");
             assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_not_utf_8_is_told_with_its_flag() {
+        use std::os::unix::ffi::OsStringExt;
+
+        let words = ["llada-npu", "run", "-m", "x", "-p"].map(OsString::from);
+        let bad = OsString::from_vec(vec![b'a', 0xff]);
+        let error = parse(words.into_iter().chain([bad])).expect_err("no text");
+        assert_eq!(error.to_string(), "-p: `a\u{fffd}` is not UTF-8");
+    }
+
+    #[test]
+    fn every_subcommand_has_help_and_version() {
+        for name in ["run", "eval", "bench", "simulate", "doctor"] {
+            let texts = [&[name, "--help"][..], &["help", name], &[name, "--version"]].map(parsed);
+            let [
+                Ok(Parsed::Text(help)),
+                Ok(Parsed::Text(same)),
+                Ok(Parsed::Text(version)),
+            ] = texts
+            else {
+                panic!("{name}: {texts:?}");
+            };
+            assert!(help.contains("Usage: llada-npu"), "{help}");
+            assert_eq!(help, same);
+            assert_eq!(
+                version,
+                concat!("llada-npu ", env!("CARGO_PKG_VERSION"), "\n")
+            );
         }
     }
 

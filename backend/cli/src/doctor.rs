@@ -1,8 +1,10 @@
 //! `doctor`: what this program is made of and what it finds.
 
+mod model;
 mod qnn;
+mod settings;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
@@ -28,6 +30,7 @@ const PLUGIN_PATH: &str = "GGML_BACKEND_PATH";
 #[derive(Debug, Serialize)]
 struct Findings {
     version: &'static str,
+    settings: settings::Settings,
     ggml: Ggml,
     cpu: cpu::Cpu,
     backend: Backend,
@@ -38,7 +41,7 @@ struct Findings {
     repack: RepackFindings,
     qnn: qnn::Qnn,
     plugin: Plugin,
-    model: Option<Model>,
+    model: Option<model::Model>,
 }
 
 /// The ggml of this process.
@@ -94,40 +97,11 @@ struct Plugin {
     reason: Option<String>,
 }
 
-/// A model file.
-#[derive(Debug, Serialize)]
-struct Model {
-    path: PathBuf,
-    error: Option<String>,
-    #[serde(flatten)]
-    summary: Option<Summary>,
-}
-
-#[derive(Debug, Serialize)]
-struct Summary {
-    architecture: &'static str,
-    n_params: u64,
-    size_bytes: u64,
-    n_vocab: u32,
-    n_ctx_train: u32,
-    n_layer: u32,
-    n_embd: u32,
-    n_ff: u32,
-    n_head: u32,
-    n_head_kv: u32,
-    mask_token: Option<u32>,
-    eos_token: Option<u32>,
-    eot_token: Option<u32>,
-    shift_logits: bool,
-    /// Number of tensors by type.
-    types: BTreeMap<&'static str, usize>,
-    copies: qnn::Copies,
-}
-
 /// Looks around and prints what is there.
 ///
 /// # Errors
-/// [`Error::Model`] after the output when the model cannot be used.
+/// After the output: [`Error::Knob`], [`Error::Init`] or [`Error::Device`] when settings or the host keep the device from
+/// working, [`Error::Model`] when the model cannot be used.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
     if args.qnn_probe {
         qnn::child();
@@ -139,33 +113,42 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         .model
         .as_deref()
         .map(|path| (path, ModelFile::open(path)));
-    let backend = backend();
+    let registered = abi::register();
     let (kernels, kernels_error) = match Host::new(1) {
         Ok(host) => (host.families().into_iter().map(kernels).collect(), None),
-        Err(error) => (Vec::new(), Some(error.to_string())),
+        Err(error) => (Vec::new(), Some(error)),
     };
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
+        settings: settings::look(),
         ggml: ggml(),
         cpu: cpu::Cpu::detect(),
-        backend,
+        backend: Backend {
+            available: registered.is_ok(),
+            reason: registered.as_ref().err().map(ToString::to_string),
+        },
         devices: host::devices(),
         kernels,
-        kernels_error,
+        kernels_error: kernels_error.as_ref().map(ToString::to_string),
         repack: repack(),
         qnn: qnn::look(),
         plugin: plugin(),
-        model: opened.as_ref().map(|(path, result)| Model {
-            path: path.to_path_buf(),
-            error: result.as_ref().err().map(ToString::to_string),
-            summary: result.as_ref().ok().map(summary),
-        }),
+        model: opened
+            .as_ref()
+            .map(|(path, result)| model::of(path, result.as_ref())),
     };
     output::text(&if args.json {
         serde_json::to_string_pretty(&findings).expect("names and numbers always serialise") + "\n"
     } else {
         table(&findings)
     })?;
+    if let Some(error) = findings.settings.error {
+        return Err(error.into());
+    }
+    registered?;
+    if let Some(error) = kernels_error {
+        return Err(error.into());
+    }
     match opened {
         Some((_, Err(error))) => Err(error.into()),
         _ => Ok(()),
@@ -199,15 +182,6 @@ fn loaded_objects() -> Vec<String> {
         .map(str::to_owned)
         .collect();
     paths.into_iter().collect()
-}
-
-/// Registers our device with the ggml of this process.
-fn backend() -> Backend {
-    let result = abi::register();
-    Backend {
-        available: result.is_ok(),
-        reason: result.err().map(|error| error.to_string()),
-    }
 }
 
 /// Looks at the settings and at the directory of the cache.
@@ -284,32 +258,6 @@ fn plugin() -> Plugin {
     }
 }
 
-fn summary(model: &ModelFile) -> Summary {
-    let (hparams, tokens, weights) = (model.hparams(), model.tokens(), model.weights());
-    let mut types = BTreeMap::new();
-    for weight in weights.all() {
-        *types.entry(weight.ty().name()).or_default() += 1;
-    }
-    Summary {
-        architecture: hparams.architecture,
-        n_params: weights.n_params(),
-        size_bytes: weights.size_bytes(),
-        n_vocab: tokens.n_vocab,
-        n_ctx_train: hparams.n_ctx_train,
-        n_layer: hparams.n_layer,
-        n_embd: hparams.n_embd,
-        n_ff: hparams.n_ff,
-        n_head: hparams.n_head,
-        n_head_kv: hparams.n_head_kv,
-        mask_token: tokens.mask,
-        eos_token: tokens.eos,
-        eot_token: tokens.eot,
-        shift_logits: tokens.shift_logits,
-        types,
-        copies: qnn::copies(model),
-    }
-}
-
 fn table(findings: &Findings) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
@@ -323,6 +271,7 @@ fn table(findings: &Findings) -> String {
         objects,
     } = &findings.ggml;
     line("llada-npu", findings.version.to_owned());
+    settings::lines(&findings.settings, &mut line);
     line(
         "ggml",
         match (version, api_version, error) {
@@ -388,7 +337,7 @@ fn table(findings: &Findings) -> String {
         ),
     );
     if let Some(model) = &findings.model {
-        model_lines(model, &findings.qnn, line);
+        model::lines(model, &findings.qnn, line);
     }
     text
 }
@@ -409,54 +358,4 @@ fn repack_line(repack: &RepackFindings) -> String {
         text += &format!(" ({error})");
     }
     text
-}
-
-fn model_lines(model: &Model, qnn: &qnn::Qnn, mut line: impl FnMut(&str, String)) {
-    let path = model.path.display();
-    let Some(summary) = &model.summary else {
-        line("model", format!("{path}: cannot be used"));
-        return;
-    };
-    let id = |token: Option<u32>| token.map_or("none".to_owned(), |id| id.to_string());
-    line("model", path.to_string());
-    line(
-        "",
-        format!(
-            "{}, {} parameters, {} bytes of weights, context {}",
-            summary.architecture, summary.n_params, summary.size_bytes, summary.n_ctx_train
-        ),
-    );
-    line(
-        "",
-        format!(
-            "{} layers, embedding {}, feed-forward {}, {} heads ({} for K/V), vocabulary {}",
-            summary.n_layer,
-            summary.n_embd,
-            summary.n_ff,
-            summary.n_head,
-            summary.n_head_kv,
-            summary.n_vocab
-        ),
-    );
-    line(
-        "",
-        format!(
-            "tokens: mask {}, EOS {}, EoT {}; logits {}",
-            id(summary.mask_token),
-            id(summary.eos_token),
-            id(summary.eot_token),
-            if summary.shift_logits {
-                "shifted by one row"
-            } else {
-                "not shifted"
-            }
-        ),
-    );
-    let types: Vec<_> = summary
-        .types
-        .iter()
-        .map(|(name, n)| format!("{n} {name}"))
-        .collect();
-    line("", format!("tensors: {}", types.join(", ")));
-    line("", qnn::copies_line(&summary.copies, qnn));
 }

@@ -6,15 +6,16 @@ use std::process::ExitCode;
 
 use ggml_llada_npu::abi::InitError;
 use ggml_llada_npu::decode::ParamError;
+use ggml_llada_npu::device::DeviceError;
 use ggml_llada_npu::engine::EngineError;
+use ggml_llada_npu::knobs::KnobError;
 use ggml_llada_npu::model::LoadError;
 use ggml_llada_npu::simulate::SimulateError;
 use ggml_llada_npu::simulate::trace::TraceError;
 
 use crate::argv::UnknownFlag;
-use crate::interrupt;
 use crate::jsonl::LineError;
-use crate::tasks::TaskError;
+use crate::sigint;
 use crate::vocab::VocabError;
 
 /// Why the program ends without success.
@@ -49,7 +50,25 @@ pub(crate) enum Error {
         /// The value given.
         value: String,
         /// What it takes.
-        expected: &'static str,
+        expected: String,
+    },
+    /// A flag changes nothing beside another.
+    #[error("{flag} has no meaning with {with}")]
+    NoMeaning {
+        /// The flag.
+        flag: &'static str,
+        /// The other.
+        with: &'static str,
+    },
+    /// Two flags name one file, and one of them writes it.
+    #[error("{first} and {second} name the same file: {}", path.display())]
+    SameFile {
+        /// The flag that writes it.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+        /// The file, as the first names it.
+        path: PathBuf,
     },
     /// `--sweep` is not a grid of options.
     #[error("--sweep: `{part}` {reason}")]
@@ -72,6 +91,22 @@ pub(crate) enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// A file is longer than any that makes sense, or has no end.
+    #[error("{}: longer than {max_mib} MiB", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        max_mib: u64,
+    },
+    /// A file holds nothing to do.
+    #[error("{}: {what}", path.display())]
+    Nothing {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        what: &'static str,
+    },
     /// A text file is not UTF-8.
     #[error("{}: not UTF-8 at byte {offset}", path.display())]
     NotUtf8 {
@@ -80,7 +115,7 @@ pub(crate) enum Error {
         /// Offset of the first bad byte.
         offset: usize,
     },
-    /// A line of a file of prompts is refused.
+    /// A line of a file of prompts, tasks or a trace is refused.
     #[error(transparent)]
     Line(#[from] LineError),
     /// One of several prompts is refused.
@@ -106,17 +141,23 @@ pub(crate) enum Error {
         source: TraceError,
     },
     /// The simulator refuses.
+    #[error("{}{source}", if matches!(source, SimulateError::Memory(_)) { "--budget: " } else { "" })]
+    Simulate {
+        /// Why.
+        source: SimulateError,
+    },
+    /// A setting is not understood.
     #[error(transparent)]
-    Simulate(SimulateError),
+    Knob(#[from] KnobError),
+    /// The kernels are not those that were asked for.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// There is no device of ours in this process.
     #[error("backend {name} is not available: {0}", name = crate::args::BACKEND)]
     Init(#[from] InitError),
     /// The vocabulary or the template is refused.
     #[error(transparent)]
     Vocab(#[from] VocabError),
-    /// The task file is refused.
-    #[error(transparent)]
-    Tasks(#[from] TaskError),
     /// The reader of stdout went away.
     #[error("stdout is closed")]
     StdoutClosed,
@@ -151,7 +192,7 @@ impl From<SimulateError> for Error {
     fn from(error: SimulateError) -> Self {
         match error {
             SimulateError::Param(error) => Self::Param(error),
-            other => Self::Simulate(other),
+            source => Self::Simulate { source },
         }
     }
 }
@@ -178,10 +219,12 @@ impl Error {
             | Self::Flags(_)
             | Self::Backend { .. }
             | Self::Grid { .. }
+            | Self::NoMeaning { .. }
+            | Self::SameFile { .. }
             | Self::Value { .. } => 2,
             Self::Param(error) if is_usage(error) => 2,
             Self::StdoutClosed => 141,
-            Self::Interrupted => interrupt::EXIT_CODE,
+            Self::Interrupted => sigint::EXIT_CODE,
             _ => 1,
         })
     }

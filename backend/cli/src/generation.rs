@@ -50,7 +50,7 @@ impl Setup {
     /// Checks the flags, as far as that is possible without the model.
     ///
     /// # Errors
-    /// [`Error::Backend`], [`Error::Value`], [`Error::Param`].
+    /// [`Error::Backend`], [`Error::Param`].
     pub(crate) fn new(args: &GenerationArgs) -> Result<Self, Error> {
         let setup = Self::for_any_mode(args)?;
         setup.check(&setup.params)?;
@@ -74,19 +74,10 @@ impl Setup {
             n_predict: args.n_predict,
             ctx_size: args.ctx_size,
             threads: u32::try_from(args.threads).unwrap_or(0),
-            temp: number("--temp", args.temp, |f| f >= 0.0, "a number of 0 or more")?,
-            top_k: u32::try_from(args.top_k).map_err(|_negative| Error::Value {
-                flag: "--top-k",
-                value: args.top_k.to_string(),
-                expected: "a whole number, 0 or more",
-            })?,
-            top_p: number(
-                "--top-p",
-                args.top_p,
-                |f| (0.0..=1.0).contains(&f),
-                "a number from 0 to 1",
-            )?,
-            seed: seed(args.seed)?,
+            temp: args.temp,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            seed: seed(args.seed),
             cache_type_k: args.cache_type_k.name(),
             cache_type_v: args.cache_type_v.name(),
             chat_template: !args.no_chat_template,
@@ -128,36 +119,11 @@ const ANY_MODEL: ModelTraits = ModelTraits {
     family: Family::Llada,
 };
 
-/// Returns a value when it is in its domain.
-fn number(
-    flag: &'static str,
-    value: f32,
-    allowed: impl Fn(f32) -> bool,
-    expected: &'static str,
-) -> Result<f32, Error> {
-    if value.is_finite() && allowed(value) {
-        Ok(value)
-    } else {
-        Err(Error::Value {
-            flag,
-            value: value.to_string(),
-            expected,
-        })
-    }
-}
-
 /// Returns the seed that a flag means; -1 (and its unsigned form, llama.cpp's default) draws one.
-fn seed(flag: i64) -> Result<u32, Error> {
+fn seed(flag: i64) -> u32 {
     match u32::try_from(flag) {
-        Ok(seed) if seed != u32::MAX => Ok(seed),
-        Err(_out_of_range) if flag != -1 => Err(Error::Value {
-            flag: "--seed",
-            value: flag.to_string(),
-            expected: "a 32-bit number or -1",
-        }),
-        _ => {
-            Ok(u32::try_from(RandomState::new().build_hasher().finish() >> 33).unwrap_or_default())
-        }
+        Ok(seed) if seed != u32::MAX => seed,
+        _ => u32::try_from(RandomState::new().build_hasher().finish() >> 33).unwrap_or_default(),
     }
 }
 

@@ -3,19 +3,25 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use llama_cpp_sys_2 as sys;
 
-/// Last line that libllama or ggml logged as an error.
-static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
+/// Lines that libllama or ggml logged as errors, the first and the last.
+static ERRORS: Mutex<Option<(String, String)>> = Mutex::new(None);
 
-/// Returns and forgets the last line that libllama or ggml logged as an error.
+fn errors() -> MutexGuard<'static, Option<(String, String)>> {
+    ERRORS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the last line that libllama or ggml logged as an error, and forgets all.
 pub(crate) fn take_last_error() -> Option<String> {
-    LAST_ERROR
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take()
+    errors().take().map(|(_, last)| last)
+}
+
+/// Returns the first line that they logged as an error since somebody took one, and forgets all.
+fn take_first_error() -> Option<String> {
+    errors().take().map(|(first, _)| first)
 }
 
 /// Starts libllama and sends its log to the `log` facade; the second call does nothing.
@@ -45,7 +51,9 @@ unsafe extern "C" fn log_line(
     match level {
         sys::GGML_LOG_LEVEL_ERROR => {
             log::debug!(target: "llama", "{line}");
-            *LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner) = Some(line.to_owned());
+            let first = errors().take().map(|(first, _)| first);
+            let first = first.unwrap_or_else(|| line.to_owned());
+            *errors() = Some((first, line.to_owned()));
         }
         sys::GGML_LOG_LEVEL_WARN => log::warn!(target: "llama", "{line}"),
         sys::GGML_LOG_LEVEL_INFO => log::debug!(target: "llama", "{line}"),
@@ -113,7 +121,7 @@ pub(crate) enum PluginError {
     /// ggml or the plug-in says no, and logs why.
     #[error("{}", .log_line.as_deref().unwrap_or("no reason given"))]
     Refused {
-        /// The last line it logged.
+        /// The first line it logged: what follows is about the file.
         log_line: Option<String>,
     },
 }
@@ -134,7 +142,7 @@ pub(crate) fn load_plugin(path: &Path) -> Result<(), PluginError> {
     let reg = unsafe { sys::ggml_backend_load(path.as_ptr()) };
     if reg.is_null() {
         return Err(PluginError::Refused {
-            log_line: take_last_error(),
+            log_line: take_first_error(),
         });
     }
     Ok(())

@@ -5,6 +5,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::sigint;
+
 static ASKED: AtomicBool = AtomicBool::new(false);
 static ALTERNATE_SCREEN: AtomicBool = AtomicBool::new(false);
 
@@ -13,9 +15,6 @@ static SESSION: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Escape sequences that show the cursor again and leave the terminal's alternate screen.
 pub(crate) const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
-
-/// Exit code of a generation that Ctrl-C stopped.
-pub(crate) const EXIT_CODE: u8 = 130;
 
 /// Returns whether Ctrl-C was pressed since [`install`].
 pub(crate) fn asked() -> bool {
@@ -40,23 +39,10 @@ pub(crate) fn set_alternate_screen(in_use: bool) {
 /// # Errors
 /// What the system says.
 pub(crate) fn install() -> io::Result<()> {
-    // SAFETY: an all-zero sigaction is valid: empty mask, no flags, default handler.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    #[expect(
-        clippy::fn_to_numeric_cast_any,
-        reason = "libc holds handlers as integers"
-    )]
-    let handler = on_interrupt as extern "C" fn(c_int) as libc::sighandler_t;
-    action.sa_sigaction = handler;
-    action.sa_flags = libc::SA_RESTART;
-    // SAFETY: `action` is initialised, its handler does async-signal-safe things only; the old action is not wanted.
-    match unsafe { libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    sigint::handle(on_interrupt)
 }
 
-extern "C" fn on_interrupt(_signal: c_int) {
+extern "C" fn on_interrupt(signal: c_int) {
     if !ASKED.swap(true, Ordering::Relaxed) {
         // Reading an initialised OnceLock is an atomic load.
         if let Some(flag) = SESSION.get() {
@@ -69,6 +55,5 @@ extern "C" fn on_interrupt(_signal: c_int) {
         // SAFETY: `leave` is a static string of that length; write is async-signal-safe.
         unsafe { libc::write(libc::STDERR_FILENO, leave.as_ptr().cast(), leave.len()) };
     }
-    // SAFETY: _exit is async-signal-safe and has no preconditions.
-    unsafe { libc::_exit(c_int::from(EXIT_CODE)) };
+    sigint::end(signal);
 }

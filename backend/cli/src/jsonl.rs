@@ -1,4 +1,4 @@
-//! Files of one JSON value a line.
+//! Files of one JSON object a line.
 
 use std::path::{Path, PathBuf};
 
@@ -30,11 +30,20 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<(usize, T)>
     (1..)
         .zip(bytes.split(|&byte| byte == b'\n'))
         .filter(|(_, bytes)| !bytes.trim_ascii().is_empty())
-        .map(|(line, bytes)| match serde_json::from_slice(bytes) {
-            Ok(value) => Ok((line, value)),
-            Err(error) => Err((line, without_place(&error))),
+        .map(|(line, bytes)| {
+            object(bytes)
+                .map(|value| (line, value))
+                .map_err(|reason| (line, reason))
         })
         .collect()
+}
+
+fn object<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    // serde takes an array for a struct, too.
+    match line.trim_ascii_start().first() {
+        Some(b'{') => serde_json::from_slice(line).map_err(|error| without_place(&error)),
+        _ => Err("not a JSON object".to_owned()),
+    }
 }
 
 /// Returns serde's message without its "at line 1 column n": lines are counted here.

@@ -11,7 +11,8 @@
 //! | [`answer`], [`display`], [`report`], [`output`] | what is printed, and where |
 //! | [`tasks`], [`trace_file`], [`jsonl`], [`statistics`] | task files, trace files and accuracies |
 //! | [`host`], [`cpu`] | the ggml and the processor underneath |
-//! | [`interrupt`], [`error`] | Ctrl-C; failures and their exit codes |
+//! | [`input`], [`files`] | what is read, within a limit; files for results |
+//! | [`interrupt`], [`sigint`], [`error`] | Ctrl-C; failures and their exit codes |
 //!
 //! The answer alone goes to stdout, everything else to stderr; a failure is one line `error: …`.
 
@@ -24,14 +25,17 @@ mod display;
 mod doctor;
 mod error;
 mod eval;
+mod files;
 mod generation;
 mod host;
+mod input;
 mod interrupt;
 mod jsonl;
 mod output;
 mod prompt;
 mod report;
 mod run;
+mod sigint;
 mod simulate;
 mod statistics;
 mod tasks;
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch() -> Result<(), Error> {
+    sigint::end_at_once().map_err(|source| Error::Interrupt { source })?;
     match args::parse(std::env::args_os())? {
         Parsed::Text(text) => output::text(&text),
         Parsed::Command(Subcommands::Run(args)) => run::run(&args),

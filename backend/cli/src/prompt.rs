@@ -1,7 +1,5 @@
 //! From what the user asks to the tokens that the model sees.
 
-use std::fs;
-use std::io::{self, Read};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -9,6 +7,7 @@ use serde::Deserialize;
 use crate::args::{FileFormat, GenerationArgs, RunArgs};
 use crate::argv;
 use crate::error::Error;
+use crate::input;
 use crate::jsonl::{self, LineError};
 use crate::output;
 use crate::vocab::{Message, Token, Vocab, apply_chat_template};
@@ -92,7 +91,8 @@ struct RequestLine {
 /// Returns the prompts that flags name: that of `-p`, or those of the file of `-f`.
 ///
 /// # Errors
-/// [`Error::Flags`] when there is none; [`Error::File`], [`Error::NotUtf8`] or [`Error::Line`] naming the file.
+/// [`Error::Flags`] when there is none; [`Error::File`], [`Error::TooLong`], [`Error::Nothing`], [`Error::NotUtf8`] or
+/// [`Error::Line`] naming the file.
 pub(crate) fn requests(args: &RunArgs) -> Result<Vec<Request>, Error> {
     let escape = !args.no_escape;
     let system = text_or_file(
@@ -117,7 +117,11 @@ pub(crate) fn requests(args: &RunArgs) -> Result<Vec<Request>, Error> {
             return Err(Error::Flags("a prompt is needed: -p TEXT or -f FILE"));
         }
         (None, Some(path)) => match args.file_format(path) {
-            FileFormat::Text => vec![request(unescaped(&read(path)?))],
+            FileFormat::Text => Some(read(path)?)
+                .filter(|text| !text.is_empty())
+                .map(|text| request(unescaped(&text)))
+                .into_iter()
+                .collect(),
             FileFormat::Lines => read(path)?
                 .lines()
                 .filter(|line| !line.trim().is_empty())
@@ -133,10 +137,13 @@ pub(crate) fn requests(args: &RunArgs) -> Result<Vec<Request>, Error> {
                 .collect(),
         },
     };
-    if requests.is_empty() {
-        return Err(Error::Flags("the file of --file holds no prompt"));
+    match (requests.is_empty(), args.file.as_deref()) {
+        (true, Some(path)) => Err(Error::Nothing {
+            path: path.to_owned(),
+            what: "no prompt in the file",
+        }),
+        _ => Ok(requests),
     }
-    Ok(requests)
 }
 
 /// Returns a text or that of a file; `None` when neither is given.
@@ -158,21 +165,7 @@ fn text_or_file(
 
 /// Reads a text file without the line break at its end; "-" is standard input.
 fn read(path: &Path) -> Result<String, Error> {
-    let mut bytes = Vec::new();
-    let result = if path.as_os_str() == "-" {
-        io::stdin()
-            .lock()
-            .read_to_end(&mut bytes)
-            .map(|_n_bytes| ())
-    } else {
-        fs::read(path).map(|content| bytes = content)
-    };
-    result.map_err(|source| Error::File {
-        path: path.to_owned(),
-        what: "cannot be read",
-        source,
-    })?;
-    let mut text = String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
+    let mut text = String::from_utf8(input::read(path, true)?).map_err(|error| Error::NotUtf8 {
         path: path.to_owned(),
         offset: error.utf8_error().valid_up_to(),
     })?;

@@ -1,12 +1,13 @@
 //! `run`: prompts, and their answers on stdout.
 
-use ggml_llada_npu::engine::{MAX_N_SEATS, RunReport};
+use ggml_llada_npu::engine::RunReport;
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::{FileFormat, RunArgs};
 use crate::display::{Display, Frame};
 use crate::error::Error;
+use crate::files;
 use crate::generation::{Engine, Generator, Observer, Outcome, Setup};
 use crate::interrupt;
 use crate::output;
@@ -21,21 +22,15 @@ use crate::vocab::{Token, Vocab};
 /// [`Error`]; [`Error::Interrupted`] after the text that was stable.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let setup = Setup::new(&args.generation)?;
-    if !(1..=MAX_N_SEATS).contains(&args.batch) {
-        return Err(Error::Value {
-            flag: "--batch",
-            value: args.batch.to_string(),
-            expected: "a whole number, 1 to 256",
-        });
-    }
     if args.batch > 1 && args.diffusion_visual {
         return Err(Error::Flags(
             "--diffusion-visual shows one prompt at a time: not with --batch",
         ));
     }
+    check_files(args)?;
     let requests = prompt::requests(args)?;
-    let report = output::new_file(args.diffusion_json.as_deref())?;
-    let trace = output::new_file(args.trace.as_deref())?;
+    let report = files::new_file(args.diffusion_json.as_deref())?;
+    let trace = files::new_file(args.trace.as_deref())?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
     let format = PromptFormat::new(engine.vocab(), &args.generation)?;
@@ -79,6 +74,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
         return Err(Error::Interrupted);
     }
     Ok(())
+}
+
+/// Makes sure that results are written over nothing else.
+fn check_files(args: &RunArgs) -> Result<(), Error> {
+    let outputs = [
+        ("--diffusion-json", args.diffusion_json.as_deref()),
+        ("--trace", args.trace.as_deref()),
+    ];
+    let [model, cost] = args.generation.inputs();
+    let inputs = [
+        model,
+        cost,
+        ("--file", args.file.as_deref()),
+        ("--system-prompt-file", args.system_prompt_file.as_deref()),
+    ];
+    files::check_distinct(&outputs, &inputs)
 }
 
 /// Returns the tokens of a prompt, which fit into the context together with the answer.

@@ -1,11 +1,11 @@
 //! Task files: one JSON object `{"task": …, "prompt": …, "answer": …}` a line.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::error::Error;
+use crate::input;
 use crate::jsonl::{self, LineError};
 
 /// One prompt with its right answer.
@@ -20,41 +20,17 @@ pub(crate) struct Task {
     pub(crate) answer: String,
 }
 
-/// Why a task file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TaskError {
-    /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// A line is not a task.
-    #[error(transparent)]
-    Line(#[from] LineError),
-    /// There is no task in the file.
-    #[error("{}: no tasks in the file", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
 /// Reads a task file, `limit` tasks at most. Every line is checked, those beyond the limit too; blank lines are skipped.
 ///
 /// # Errors
-/// [`TaskError`] naming the file and, where one is at fault, the line.
-pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Task>, TaskError> {
-    let bytes = fs::read(path).map_err(|source| TaskError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
+/// [`Error`] naming the file and, where one is at fault, the line.
+pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Task>, Error> {
+    let bytes = input::read(path, false)?;
     let mut tasks = parse(&bytes).map_err(|problem| LineError::new(path, problem))?;
     if tasks.is_empty() {
-        return Err(TaskError::Empty {
+        return Err(Error::Nothing {
             path: path.to_owned(),
+            what: "no tasks in the file",
         });
     }
     tasks.truncate(limit.unwrap_or(usize::MAX));
@@ -98,7 +74,10 @@ mod tests {
     #[test]
     fn a_bad_line_is_named_by_its_number() {
         let cases: &[(&[u8], &str)] = &[
-            (b"not json", "expected ident"),
+            (b"not json", "not a JSON object"),
+            (b"[]", "not a JSON object"),
+            (br#"["add", "x", "y"]"#, "not a JSON object"),
+            (b"{not json", "key must be a string"),
             (
                 br#"{"task": "add", "prompt": "x"}"#,
                 "missing field `answer`",

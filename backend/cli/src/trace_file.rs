@@ -2,7 +2,6 @@
 //!
 //! `{"commits": [[visible, stable], …], "revisions": n, "replaced": n, "remasked": n}`: a pair per dense forward.
 
-use std::fs;
 use std::path::Path;
 
 use ggml_llada_npu::simulate::trace::Commits;
@@ -10,6 +9,7 @@ use ggml_llada_npu::simulate::{Recording, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::input;
 use crate::jsonl::{self, LineError};
 
 /// A line.
@@ -37,13 +37,9 @@ pub(crate) fn line(recording: &Recording) -> String {
 /// Reads a trace file.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Line`] naming the line, [`Error::Trace`].
+/// [`Error::File`], [`Error::TooLong`], [`Error::Line`] naming the line, [`Error::Trace`].
 pub(crate) fn read(path: &Path) -> Result<Trace, Error> {
-    let bytes = fs::read(path).map_err(|source| Error::File {
-        path: path.to_owned(),
-        what: "cannot be read",
-        source,
-    })?;
+    let bytes = input::read(path, false)?;
     let lines = jsonl::parse::<Line>(&bytes).map_err(|problem| LineError::new(path, problem))?;
     let recording = |(_, line): (usize, Line)| Recording {
         commits: line

@@ -319,8 +319,8 @@ impl BackendImpl for NpuBackend {
         self.delegate.set_abort_callback(callback);
     }
 
-    fn tell_failure(line: &str) {
-        failure::tell(line);
+    fn tell_failure(reason: &str) {
+        failure::tell(reason);
     }
 
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), ComputeError> {

@@ -115,7 +115,7 @@ pub enum EngineError {
         source: std::io::Error,
     },
     /// The device made no instance.
-    #[error("device `{device}` cannot be initialised{}", because(.reason))]
+    #[error("device `{device}`: {}", or(.reason, "cannot be initialised"))]
     Device {
         /// Name of the device.
         device: String,
@@ -134,7 +134,7 @@ pub enum EngineError {
     #[error("row plan: {0}")]
     Plan(#[from] PlanError),
     /// The computation of a forward.
-    #[error("forward of {n_rows} rows failed: {status}{}", because(.reason))]
+    #[error("forward of {n_rows} rows failed: {}", or(.reason, .status))]
     Compute {
         /// Rows of the forward.
         n_rows: usize,
@@ -162,11 +162,13 @@ pub enum EngineError {
     Cancelled,
 }
 
-fn because(reason: &str) -> String {
+/// Returns the reason, or what is said where there is none.
+fn or(reason: &str, otherwise: impl std::fmt::Display) -> String {
     if reason.is_empty() {
-        return String::new();
+        otherwise.to_string()
+    } else {
+        reason.to_owned()
     }
-    format!(": {reason}")
 }
 
 impl EngineError {

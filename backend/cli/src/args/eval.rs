@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::GenerationArgs;
+use super::value::{MAX_COUNT, whole};
 
 /// Flags of `eval`.
 #[derive(Debug, Args)]
@@ -13,7 +14,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) tasks: PathBuf,
     /// Stop after N tasks
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<usize>(1..=MAX_COUNT))]
     pub(crate) limit: Option<usize>,
     /// Answer every task in each of these decoding modes, in turns, and compare them
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
@@ -27,7 +28,8 @@ pub(crate) struct EvalArgs {
         long,
         value_name = "N",
         default_value_t = 1,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<usize>(1..=256)
     )]
     pub(crate) jobs: usize,
     /// Write one JSON object to stdout instead of the table
@@ -39,7 +41,7 @@ pub(crate) struct EvalArgs {
     /// Draw accuracy against rows and against time into FILE, as SVG
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) plot: Option<PathBuf>,
-    /// Write every answer to FILE, a JSON object a line
+    /// Write every answer to FILE as it comes, a JSON object a line
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) predictions: Option<PathBuf>,
     /// Write how many tokens each forward commits to FILE, a line per task, for `simulate --trace FILE`; of one mode

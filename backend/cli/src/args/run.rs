@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::GenerationArgs;
+use super::value::whole;
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Prompt; `\n`, `\t`, `\\`, `\"`, `\'` and `\xHH` are replaced
+    /// Prompt, also an empty one; `\n`, `\t`, `\\`, `\"`, `\'` and `\xHH` are replaced
     #[arg(
         short,
         long,
@@ -22,14 +23,20 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "FILE", allow_hyphen_values = true)]
     pub(crate) file: Option<PathBuf>,
     /// What is in the file [default: jsonl for a name that ends so, else text]
-    #[arg(long, value_name = "FORMAT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        ignore_case = true,
+        allow_hyphen_values = true
+    )]
     pub(crate) file_format: Option<FileFormat>,
     /// Prompts answered together, as rows of one forward
     #[arg(
         long,
         value_name = "N",
         default_value_t = 1,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = whole::<usize>(1..=256)
     )]
     pub(crate) batch: usize,
     /// System prompt [-sys]

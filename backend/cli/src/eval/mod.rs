@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use crate::args::EvalArgs;
 use crate::error::Error;
+use crate::files;
 use crate::generation::{Engine, Setup};
 use crate::interrupt;
 use crate::output;
@@ -62,23 +63,17 @@ enum Body {
 /// # Errors
 /// [`Error`]; [`Error::Interrupted`] after the results so far.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
-    if args.jobs == 0 {
-        return Err(Error::Value {
-            flag: "--jobs",
-            value: "0".to_owned(),
-            expected: "a whole number, 1 or more",
-        });
-    }
     let setup = Setup::for_any_mode(&args.generation)?;
     let variants = variant::variants(args, &setup)?;
+    check_files(args)?;
     let tasks = tasks::read(&args.tasks, args.limit)?;
     let predictions = args
         .predictions
         .as_deref()
         .map(Predictions::create)
         .transpose()?;
-    let csv = output::new_file(args.csv.as_deref())?;
-    let plot = output::new_file(args.plot.as_deref())?;
+    let csv = files::new_file(args.csv.as_deref())?;
+    let plot = files::new_file(args.plot.as_deref())?;
     let trace = trace_of(args, &variants)?;
     interrupt::install().map_err(|source| Error::Interrupt { source })?;
     let engine = Engine::load(&setup)?;
@@ -122,17 +117,29 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Error> {
     Ok(())
 }
 
+/// Makes sure that results are written over nothing else.
+fn check_files(args: &EvalArgs) -> Result<(), Error> {
+    let outputs = [
+        ("--csv", args.csv.as_deref()),
+        ("--plot", args.plot.as_deref()),
+        ("--predictions", args.predictions.as_deref()),
+        ("--trace", args.trace.as_deref()),
+    ];
+    let [model, cost] = args.generation.inputs();
+    files::check_distinct(&outputs, &[model, cost, ("--tasks", Some(&args.tasks))])
+}
+
 /// Opens the file of `--trace`.
 fn trace_of<'a>(
     args: &'a EvalArgs,
     variants: &[Variant],
-) -> Result<Option<output::NewFile<'a>>, Error> {
+) -> Result<Option<files::NewFile<'a>>, Error> {
     if args.trace.is_some() && variants.len() > 1 {
         return Err(Error::Flags(
             "--trace records one mode with one set of options: not with several --modes or --sweep",
         ));
     }
-    output::new_file(args.trace.as_deref())
+    files::new_file(args.trace.as_deref())
 }
 
 /// What is written of each answer.

@@ -9,7 +9,8 @@ use ggml_llada_npu::engine::RunReport;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::output::NewFile;
+use crate::files::NewFile;
+
 use crate::tasks::Task;
 
 /// One line.

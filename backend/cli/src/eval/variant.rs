@@ -63,7 +63,16 @@ fn add_mode(
     grids: &[Grid],
 ) -> Result<(), Error> {
     let mut params = *setup.params();
-    params.set("mode", mode)?;
+    params.set("mode", mode).map_err(|error| match error {
+        ParamError::Value {
+            value, expected, ..
+        } => Error::Value {
+            flag: "--modes",
+            value,
+            expected: expected.to_string(),
+        },
+        error => error.into(),
+    })?;
     let plain = Variant {
         name: mode.to_owned(),
         mode: mode.to_owned(),
@@ -109,6 +118,9 @@ impl Variant {
     }
 }
 
+/// Most combinations of one `--sweep`.
+const MAX_N_COMBINATIONS: usize = 10_000;
+
 /// Parses `KEY=VALUE,VALUE… KEY=VALUE…`.
 fn grid(text: &str) -> Result<Grid, Error> {
     let bad = |part: &str, reason| Error::Grid {
@@ -131,6 +143,12 @@ fn grid(text: &str) -> Result<Grid, Error> {
     }
     if grid.is_empty() {
         return Err(bad(text, "is empty"));
+    }
+    let n_combinations = grid
+        .iter()
+        .try_fold(1_usize, |n, (_, values)| n.checked_mul(values.len()));
+    if n_combinations.is_none_or(|n| n > MAX_N_COMBINATIONS) {
+        return Err(bad(text, "is more than 10000 combinations"));
     }
     Ok(grid)
 }
@@ -180,12 +198,23 @@ mod tests {
 
     #[test]
     fn a_bad_grid_names_its_part() {
+        let million = [
+            "threshold",
+            "tau-visible",
+            "tau-stable",
+            "factor",
+            "stability",
+            "eps",
+        ]
+        .map(|key| format!("{key}=0,.1,.2,.3,.4,.5,.6,.7,.8,.9"))
+        .join(" ");
         for (text, part) in [
             ("threshold", "threshold"),
             ("nonsense=1", "nonsense"),
             ("mode=cached", "mode"),
             ("threshold=0.9,", "threshold=0.9,"),
             ("  ", "is empty"),
+            (&million, "is more than 10000 combinations"),
         ] {
             let message = grid(text).expect_err("a bad grid").to_string();
             assert!(message.starts_with("--sweep: "), "{message}");

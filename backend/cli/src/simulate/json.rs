@@ -22,7 +22,8 @@ struct Object {
     budget_bytes: u64,
     map_seconds_per_gb: f64,
     copy_gb_per_second: f64,
-    tokens_per_step: TokensPerStep,
+    /// Absent where it is one.
+    tokens_per_step: Option<TokensPerStep>,
     rows: Vec<JsonRow>,
     ratio: Option<f64>,
     published_ratio: (f64, f64),
@@ -141,7 +142,7 @@ pub(super) fn text(report: &Report<'_>) -> String {
         budget_bytes: setting.machine.budget_bytes,
         map_seconds_per_gb: setting.machine.map_s_per_byte * 1e9,
         copy_gb_per_second: setting.machine.copy_bytes_per_s * 1e-9,
-        tokens_per_step: TokensPerStep { full, mbsd },
+        tokens_per_step: (!setting.shape.is_autoregressive).then_some(TokensPerStep { full, mbsd }),
         rows: report.rows.iter().map(row).collect(),
         ratio: headline_ratio(&report.rows),
         published_ratio: HEADLINE_RATIO,

@@ -18,11 +18,12 @@ use std::path::Path;
 
 use ggml_llada_npu::model::ModelFile;
 use ggml_llada_npu::model::gguf::GgmlType;
+use ggml_llada_npu::simulate::sweep::LENGTHS;
 use ggml_llada_npu::simulate::{ModelShape, Outcome, Row, Setting, ShapeError, SimulateError};
 
-use crate::args::{RevisionPath, SimulateArgs};
+use crate::args::{RevisionPath, SimulateArgs, Sweep};
 use crate::error::Error;
-use crate::{output, trace_file};
+use crate::{files, output, trace_file};
 
 /// The ablation and what stands beside it.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ struct Report<'a> {
 /// # Errors
 /// [`Error`].
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Error> {
+    check_flags(args)?;
     let (setting, quant) = setting(args)?;
     if args.summary {
         return output::text(&summary::text(&setting, quant)?);
@@ -89,66 +91,122 @@ fn report(setting: &Setting, quant: Option<GgmlType>) -> Result<Report<'_>, Simu
     })
 }
 
+/// Makes sure that every flag means something, and that results are written over nothing else.
+fn check_flags(args: &SimulateArgs) -> Result<(), Error> {
+    let changed = [
+        ("--gen", args.n_gen.is_some()),
+        ("--policy", args.policy.is_some()),
+        ("--trace", args.trace.is_some()),
+        ("--budget", args.budget.is_some()),
+        ("--map-cost", args.map_cost.is_some()),
+        ("--copy-rate", args.copy_rate.is_some()),
+    ];
+    let (with, swept): (_, &[&str]) = match args.sweep {
+        None => ("", &[]),
+        Some(Sweep::Length) => ("--sweep length", &["--gen"]),
+        Some(Sweep::Policy) => ("--sweep policy", &["--policy"]),
+        Some(Sweep::Pipeline) => (
+            "--sweep pipeline",
+            &["--policy", "--map-cost", "--copy-rate"],
+        ),
+        Some(Sweep::Sensitivity) => (
+            "--sweep sensitivity",
+            &["--trace", "--budget", "--map-cost"],
+        ),
+    };
+    for (flag, is_given) in changed {
+        if is_given && swept.contains(&flag) {
+            return Err(Error::NoMeaning { flag, with });
+        }
+    }
+    let outputs = [
+        ("--timeline", args.timeline.as_deref()),
+        ("--csv", args.csv.as_deref()),
+        ("--plot", args.plot.as_deref()),
+    ];
+    let inputs = [
+        ("--model", Some(args.model.as_path())),
+        ("--trace", args.trace.as_deref()),
+    ];
+    files::check_distinct(&outputs, &inputs)
+}
+
 /// Returns the setting, and the type of the weights where the model has no file.
 fn setting(args: &SimulateArgs) -> Result<(Setting, Option<GgmlType>), Error> {
     let (shape, quant) = shape(&args.model, args.quant.as_deref())?;
+    if shape.is_autoregressive && args.summary {
+        return Err(Error::Flags("--summary is for diffusion models"));
+    }
+    if shape.is_autoregressive && args.trace.is_some() {
+        return Err(Error::Flags("--trace is for diffusion models"));
+    }
     let mut setting = Setting::new(args.soc, args.constants, shape);
     setting.n_prompt = args.n_prompt;
-    setting.n_gen = args.n_gen;
-    setting.policy = args.policy;
+    setting.n_gen = args.n_gen.unwrap_or(setting.n_gen);
+    check_lengths(&setting, args.sweep.filter(|_| quant.is_some()))?;
+    setting.policy = args.policy.unwrap_or(setting.policy);
     setting.revision_rides = args.revision_path == RevisionPath::Dense;
-    if args.trace.as_os_str() != "published" {
-        setting.trace = trace_file::read(&args.trace)?;
+    if let Some(path) = args
+        .trace
+        .as_deref()
+        .filter(|path| *path != Path::new("published"))
+    {
+        setting.trace = trace_file::read(path)?;
     }
     let machine = &mut setting.machine;
     if let Some(mib) = args.budget {
-        if !(1..=MAX_BUDGET_MIB).contains(&mib) {
-            return Err(value(
-                "--budget",
-                mib,
-                "a whole number of MiB, 1 to 1048576",
-            ));
-        }
         machine.budget_bytes = mib << 20;
     }
     if let Some(seconds) = args.map_cost {
-        if !(0.0..=MAX_MAP_S_PER_GB).contains(&seconds) {
-            return Err(value(
-                "--map-cost",
-                seconds,
-                "a number of seconds per GB, 0 to 100",
-            ));
-        }
         machine.map_s_per_byte = seconds * 1e-9;
     }
     if let Some(rate) = args.copy_rate {
-        if !(MIN_COPY_GB_S..=MAX_COPY_GB_S).contains(&rate) {
-            return Err(value(
-                "--copy-rate",
-                rate,
-                "a number of GB per second, 0.01 to 1000",
-            ));
-        }
         machine.copy_bytes_per_s = rate * 1e9;
     }
     Ok((setting, quant))
 }
 
-const MAX_BUDGET_MIB: u64 = 1 << 20;
-const MAX_MAP_S_PER_GB: f64 = 100.0;
-const MIN_COPY_GB_S: f64 = 0.01;
-const MAX_COPY_GB_S: f64 = 1000.0;
+/// Makes sure that prompt and output fit into the model's context together.
+fn check_lengths(setting: &Setting, sweep: Option<Sweep>) -> Result<(), Error> {
+    let (n_ctx, n_prompt) = (setting.shape.n_ctx, setting.n_prompt);
+    // Which of both is too long is the user's to say, where one was chosen.
+    let (n_least, n_gen) = match sweep {
+        Some(Sweep::Length) => (LENGTHS[LENGTHS.len() - 1], 1),
+        _ => (1, setting.n_gen),
+    };
+    let n_max = n_ctx.saturating_sub(n_least);
+    if n_prompt > n_max {
+        return Err(value(
+            "--prompt",
+            n_prompt,
+            format!("a number of tokens from 0 to {n_max} (the context has {n_ctx})"),
+        ));
+    }
+    let n_max = n_ctx - n_prompt;
+    if n_gen > n_max {
+        return Err(value(
+            "--gen",
+            n_gen,
+            format!(
+                "a number of tokens from 1 to {n_max} (the context has {n_ctx}, the prompt {n_prompt})"
+            ),
+        ));
+    }
+    Ok(())
+}
 
-fn value(flag: &'static str, value: impl ToString, expected: &'static str) -> Error {
+fn value(flag: &'static str, value: impl ToString, expected: impl Into<String>) -> Error {
     Error::Value {
         flag,
         value: value.to_string(),
-        expected,
+        expected: expected.into(),
     }
 }
 
 fn shape(model: &Path, quant: Option<&str>) -> Result<(ModelShape, Option<GgmlType>), Error> {
-    let is_weight = |ty: &&GgmlType| ty.is_weight() && Some(ty.name()) == quant;
+    let is_weight = |ty: &&GgmlType| {
+        ty.is_weight() && quant.is_some_and(|name| ty.name().eq_ignore_ascii_case(name))
+    };
     let ty = match quant {
         None => GgmlType::Q4_0,
         Some(name) => *GgmlType::ALL.iter().find(is_weight).ok_or_else(|| {

@@ -3,7 +3,9 @@
 use ggml_llada_npu::model::gguf::GgmlType;
 use ggml_llada_npu::simulate::ablation::{headline_ratio, worst_deviation};
 use ggml_llada_npu::simulate::published::{HEADLINE_RATIO, MOST_OVER_AUTOREGRESSIVE};
-use ggml_llada_npu::simulate::{Column, Machine, Profile, Row, Setting, SimulateError, Soc};
+use ggml_llada_npu::simulate::{
+    Column, Machine, Outcome, Profile, Row, Setting, SimulateError, Soc,
+};
 
 use super::table::line;
 use super::{Report, report};
@@ -134,20 +136,23 @@ fn result(reports: &[Report<'_>], main: &Report<'_>) -> String {
             report.setting.soc == soc && report.setting.column == Column::Paper
         };
         let report = reports.iter().find(is_it);
-        report
-            .and_then(|report| headline_ratio(&report.rows))
-            .unwrap_or(f64::NAN)
+        report.and_then(|report| headline_ratio(&report.rows))
     };
     let full = main.rows.last().map(|row| &row.outcome);
-    let of_full = |value: Option<f64>| value.unwrap_or(f64::NAN);
-    format!(
-        "RESULT ratio_sm8650={:.4} ratio_sm8750={:.4} ratio_sm8850={:.4} bytes_over_lower_bound={:.4} hidden={:.4} \
-         worst_row_deviation={:.4}\n",
-        ratio(Soc::Sm8650),
-        ratio(Soc::Sm8750),
-        ratio(Soc::Sm8850),
-        of_full(full.and_then(|full| full.bytes_over_lower_bound())),
-        of_full(full.and_then(|full| full.hidden_share())),
-        of_full(worst_deviation(&main.rows)),
-    )
+    let figures = [
+        ("ratio_sm8650", ratio(Soc::Sm8650)),
+        ("ratio_sm8750", ratio(Soc::Sm8750)),
+        ("ratio_sm8850", ratio(Soc::Sm8850)),
+        (
+            "bytes_over_lower_bound",
+            full.and_then(Outcome::bytes_over_lower_bound),
+        ),
+        ("hidden", full.and_then(Outcome::hidden_share)),
+        ("worst_row_deviation", worst_deviation(&main.rows)),
+    ];
+    // What is not known of this model has no figure.
+    let figures = figures
+        .into_iter()
+        .filter_map(|(name, value)| Some(format!(" {name}={:.4}", value?)));
+    format!("RESULT{}\n", figures.collect::<String>())
 }

@@ -8,7 +8,7 @@ use super::heat;
 use super::table::{gb, heading, line};
 use crate::args::{SimulateArgs, Sweep};
 use crate::error::Error;
-use crate::output;
+use crate::{files, output};
 
 /// A table: numbers with their names.
 struct Table {
@@ -32,8 +32,8 @@ pub(super) fn run(
     if args.plot.is_some() && what != Sweep::Sensitivity {
         return Err(Error::Flags("--plot draws --sweep sensitivity alone"));
     }
-    let csv = output::new_file(args.csv.as_deref())?;
-    let plot = output::new_file(args.plot.as_deref())?;
+    let csv = files::new_file(args.csv.as_deref())?;
+    let plot = files::new_file(args.plot.as_deref())?;
     let table = match what {
         Sweep::Length => {
             let quant = quant.ok_or(Error::Flags("--sweep length is for models by name"))?;
@@ -44,7 +44,7 @@ pub(super) fn run(
         Sweep::Sensitivity => {
             let points = sweep::sensitivity(setting)?;
             if let Some(file) = plot {
-                file.write(&heat::svg(&heading(setting), &points))?;
+                file.write(&heat::svg(&heading(setting, Some(what)), &points))?;
             }
             sensitivity(&points)
         }
@@ -55,7 +55,7 @@ pub(super) fn run(
     output::text(&if args.json {
         table.json()
     } else {
-        format!("{}\n\n{}", heading(setting), table.text())
+        format!("{}\n\n{}", heading(setting, Some(what)), table.text())
     })
 }
 
@@ -134,8 +134,8 @@ fn lengths(lengths: &[Length]) -> Table {
             "npu_memory_runtime_s",
             "full_s",
             "llama_8b_s",
-            "full_over_cpu",
-            "full_over_llama",
+            "cpu_over_full",
+            "llama_over_full",
         ],
         rows: lengths.iter().map(row).collect(),
     }

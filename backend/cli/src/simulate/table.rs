@@ -2,43 +2,64 @@
 
 use std::fmt::{Arguments, Write as _};
 
+use ggml_llada_npu::memory::runtime::Policy;
 use ggml_llada_npu::simulate::ablation::headline_ratio;
 use ggml_llada_npu::simulate::published::{HEADLINE_RATIO, MOST_OVER_AUTOREGRESSIVE};
+use ggml_llada_npu::simulate::sweep::LENGTHS;
 use ggml_llada_npu::simulate::{Outcome, Resource, Row, Setting, Stage};
 
 use super::Report;
+use crate::args::Sweep;
 
 /// Adds a line.
 pub(super) fn line(text: &mut String, content: Arguments<'_>) {
     writeln!(text, "{content}").expect("writing to a string cannot fail");
 }
 
-/// Returns what is simulated, in one line.
-pub(super) fn heading(setting: &Setting) -> String {
+/// Returns what is simulated, in one line: all that holds for the ablation, or for every point of a sweep.
+pub(super) fn heading(setting: &Setting, sweep: Option<Sweep>) -> String {
     let Setting {
         soc,
         column,
         shape,
         n_prompt,
         n_gen,
-        policy,
         ..
     } = setting;
-    let (full, mbsd) = setting.trace.per_step();
-    format!(
-        "simulated: {} {} on {}, constants `{}`, {n_prompt} + {n_gen} tokens, policy {policy}, {} MiB; tokens per step {full:.2} \
-         with revision, {mbsd:.2} without",
+    let n_gen = match sweep {
+        Some(Sweep::Length) => {
+            let [first, .., last] = LENGTHS;
+            format!("{first} to {last}")
+        }
+        _ => n_gen.to_string(),
+    };
+    let mut text = format!(
+        "simulated: {} {} on {}, constants `{}`, {n_prompt} + {n_gen} tokens",
         shape.name,
         shape.quant,
         soc.name(),
-        column.name(),
-        setting.machine.budget_bytes >> 20,
-    )
+        column.name()
+    );
+    text += &match sweep {
+        Some(Sweep::Policy) => String::new(),
+        Some(Sweep::Pipeline) => format!(", policy {}", Policy::PlannedPipeline),
+        _ => format!(", policy {}", setting.policy),
+    };
+    if sweep == Some(Sweep::Sensitivity) {
+        return text;
+    }
+    text += &format!(", {} MiB", setting.machine.budget_bytes >> 20);
+    let (full, mbsd) = setting.trace.per_step();
+    text + &if shape.is_autoregressive {
+        "; one token per step".to_owned()
+    } else {
+        format!("; tokens per step {full:.2} with revision, {mbsd:.2} without")
+    }
 }
 
 /// Returns the table and what drives it.
 pub(super) fn text(report: &Report<'_>) -> String {
-    let mut text = heading(report.setting) + "\n\n";
+    let mut text = heading(report.setting, None) + "\n\n";
     line(
         &mut text,
         format_args!(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::table::heading;
 use crate::error::Error;
-use crate::output::NewFile;
+use crate::files::NewFile;
 
 /// Forwards in the picture: enough to see that they repeat.
 const SHOWN: std::ops::Range<u32> = 1..4;
@@ -28,14 +28,15 @@ impl<'a> File<'a> {
     /// # Errors
     /// [`Error::Value`] for another ending than .svg and .json, [`Error::File`].
     pub(super) fn create(path: &'a Path) -> Result<Self, Error> {
-        let is_picture = match path.extension().and_then(|ending| ending.to_str()) {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        let is_picture = match ending.map(str::to_ascii_lowercase).as_deref() {
             Some("svg") => true,
             Some("json") => false,
             _ => {
                 return Err(Error::Value {
                     flag: "--timeline",
                     value: path.display().to_string(),
-                    expected: "a file name that ends in .svg or .json",
+                    expected: "a file name that ends in .svg or .json".to_owned(),
                 });
             }
         };
@@ -54,7 +55,7 @@ impl<'a> File<'a> {
         self.file.write(&if self.is_picture {
             let heading = format!(
                 "{}; {}, forwards {} to {}",
-                heading(setting),
+                heading(setting, None),
                 row.stage.name(),
                 SHOWN.start,
                 SHOWN.end - 1
@@ -139,7 +140,7 @@ fn chrome(setting: &Setting, spans: &[Span]) -> String {
         trace_events: threads.chain(spans).collect(),
         display_time_unit: "ms",
         other_data: ChromeNote {
-            simulated: heading(setting),
+            simulated: heading(setting, None),
         },
     };
     serde_json::to_string(&trace).expect("names and numbers always serialise") + "\n"

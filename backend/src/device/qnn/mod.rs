@@ -144,11 +144,10 @@ fn tell_about_dir(dir: Option<&Path>) {
         return;
     };
     TOLD.call_once(|| match dir.join(LIBRARY).metadata() {
-        Ok(_) => log::info!("no QNN: the library is an emulation, which LLADA_NPU_ACCEL=auto does not take"),
-        Err(error) => log::warn!(
-            "LLADA_NPU_QNN_DIR={}: {LIBRARY}: {error}",
-            dir.display()
+        Ok(_) => log::info!(
+            "no QNN: the library is an emulation, which LLADA_NPU_ACCEL=auto does not take"
         ),
+        Err(error) => log::warn!("LLADA_NPU_QNN_DIR={}: {LIBRARY}: {error}", dir.display()),
     });
 }
 

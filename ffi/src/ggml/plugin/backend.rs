@@ -124,10 +124,10 @@ fn to_status<B: BackendImpl>(result: Result<(), B::Error>) -> sys::ggml_status {
     match result {
         Ok(()) => sys::GGML_STATUS_SUCCESS,
         Err(error) => {
-            let text = format!("graph_compute: {error}");
+            let reason = error.to_string();
             let status: Status = error.into();
             if status != Status::ABORTED {
-                B::tell_failure(&text);
+                B::tell_failure(&reason);
             }
             status.0
         }

@@ -215,7 +215,7 @@ pub trait BackendImpl: Send + 'static {
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), Self::Error>;
 
     /// Takes the line that says why a graph was not computed, on the thread that asked for it: the host gets a status alone.
-    fn tell_failure(line: &str) {
-        log::error!("{line}");
+    fn tell_failure(reason: &str) {
+        log::error!("graph_compute: {reason}");
     }
 }

@@ -16,6 +16,8 @@ mod cell;
 mod machine;
 mod report;
 mod side;
+#[path = "../../sigint.rs"]
+mod sigint;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,11 +78,20 @@ enum Error {
     },
     #[error("stdout: {0}")]
     Stdout(#[from] std::io::Error),
+    #[error("handler of Ctrl-C: {0}")]
+    Interrupt(#[source] std::io::Error),
 }
 
+/// What the shell shows for a process that SIGPIPE ended.
+const READER_GONE: u8 = 141;
+
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let result = sigint::end_at_once().map_err(Error::Interrupt);
+    match result.and_then(|()| run(&Args::parse())) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(Error::Stdout(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            ExitCode::from(READER_GONE)
+        }
         Err(error) => {
             report::note(format_args!("error: {error}"));
             ExitCode::FAILURE
