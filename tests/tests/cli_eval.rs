@@ -231,7 +231,7 @@ fn what_cannot_be_compared_is_refused_by_name() {
             &["--modes", "cached", "--diffusion-mode", "cached"],
             &["--modes", "--diffusion-mode"],
         ),
-        (&["--modes", "cached,fast"], &["--diffusion-mode", "`fast`"]),
+        (&["--modes", "cached,fast"], &["--modes", "`fast`"]),
         (
             &[
                 "--modes",

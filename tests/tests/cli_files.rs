@@ -187,12 +187,11 @@ fn a_reader_that_went_away_ends_every_command_quietly() {
         ],
     ];
     for args in cases {
-        let mut child = command(*args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        drop(child.stdout.take());
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut program = command(*args);
+        program.stdout(writer).stderr(Stdio::piped());
+        let child = program.spawn().expect("the program starts");
         let finished = Finished::from(child.wait_with_output().expect("the program ends"));
         assert_eq!(finished.code, Some(141), "{args:?}: {finished:?}");
         assert_eq!(finished.stderr, "", "{args:?}");

@@ -173,7 +173,7 @@ fn files_that_cannot_be_taken_are_named_with_the_line_or_the_prompt() {
     );
     run_file(&bad, &[]).failure(1, &["bad.jsonl", "line 3", "prompt"]);
     let empty = file(&directory, "empty.txt", "\n \n");
-    run_file(&empty, &["--file-format", "lines"]).failure(2, &["--file"]);
+    run_file(&empty, &["--file-format", "lines"]).failure(1, &["empty.txt", "no prompt"]);
     let long = file(
         &directory,
         "long.txt",

@@ -23,32 +23,22 @@ fn doctor(settings: &[(&str, &str)], args: &[&str]) -> Finished {
 
 #[test]
 fn the_error_names_the_cause_and_nothing_is_told_twice() {
-    let cases: &[(&[(&str, &str)], &[&str])] = &[
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("LLADA_NPU_KERNEL", "junk", &["`junk`", "generic-f16"]),
+        ("LLADA_NPU_REPACK", "junk", &["cache, memory or off"]),
+        ("LLADA_NPU_LOG", "loud", &["=loud"]),
+        ("LLADA_NPU_ACCEL", "npu", &["=npu"]),
+        ("LLADA_NPU_QNN_ROWS", "x", &["=x"]),
+        ("LLADA_NPU_BUDGET", "0", &["=0"]),
         (
-            &[("LLADA_NPU_KERNEL", "junk")],
-            &["LLADA_NPU_KERNEL", "`junk`", "generic-f16"],
-        ),
-        (
-            &[("LLADA_NPU_REPACK", "junk")],
-            &["LLADA_NPU_REPACK=junk", "cache, memory or off"],
-        ),
-        (&[("LLADA_NPU_LOG", "loud")], &["LLADA_NPU_LOG=loud"]),
-        (&[("LLADA_NPU_ACCEL", "npu")], &["LLADA_NPU_ACCEL=npu"]),
-        (&[("LLADA_NPU_QNN_ROWS", "x")], &["LLADA_NPU_QNN_ROWS=x"]),
-        (&[("LLADA_NPU_BUDGET", "0")], &["LLADA_NPU_BUDGET=0"]),
-        (
-            &[("LLADA_NPU_BUDGET", "1")],
-            &[
-                "LLADA_NPU_BUDGET",
-                "needs ",
-                "1048576 are there",
-                "`activations`",
-            ],
+            "LLADA_NPU_BUDGET",
+            "1",
+            &["needs ", "1048576 are there", "`activations`"],
         ),
     ];
-    for (settings, parts) in cases {
-        let finished = answer("f16", settings);
-        finished.failure(1, parts);
+    for &(name, value, parts) in cases {
+        let finished = answer("f16", &[(name, value)]);
+        finished.failure(1, &[&[name], parts].concat());
         assert_eq!(finished.stderr.lines().count(), 1, "{finished:?}");
     }
 }
