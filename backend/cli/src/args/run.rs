@@ -82,7 +82,7 @@ impl RunArgs {
     pub(crate) fn file_format(&self, path: &Path) -> FileFormat {
         let by_name = if path
             .extension()
-            .is_some_and(|extension| extension == "jsonl")
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"))
         {
             FileFormat::Jsonl
         } else {
