@@ -3,8 +3,9 @@
 #
 # Counts, with a plug-in of qemu, the instructions that products with tiled weights execute on aarch64: a strip of 32 weight
 # rows with 1024 elements times ROWS rows of x (1, 8 and 128 without arguments), decoding of the weights included. Per
-# kernel and number of rows: instructions for each multiply-accumulate, the least there could be (nothing but sdot, 16, or
-# smmla, 32 of them in one instruction), and the share of the latter in the former. Needs scripts/setup.sh arm64.
+# kernel and number of rows: instructions for each multiply-accumulate, the least there could be (nothing but sdot, 16,
+# smmla, 32, fmlal or fmla of floats, 4, or fmla of half floats, 8 of them in one instruction), and the share of the latter in
+# the former. Needs scripts/setup.sh arm64.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -33,13 +34,17 @@ main() {
     )
     printf '%-32s %5s %12s %12s %8s\n' kernel rows "instr/MAC" "least" share
     while read -r kernel; do
-        per_product=16
-        [[ $kernel == *-i8mm ]] && per_product=32
+        case $kernel in
+        *-i8mm) per_product=32 ;;
+        *-dotprod) per_product=16 ;;
+        *-fp16) per_product=8 ;;
+        *) per_product=4 ;;
+        esac
         for rows in "$@"; do
             # What three repetitions execute more than one has neither start-up nor the packing of x.
             read -r few few_products < <(count "$kernel" "$rows" 1)
             read -r many many_products < <(count "$kernel" "$rows" 3)
-            ((many_products > few_products)) || die "$kernel did not multiply"
+            (((many_products - few_products) * per_product >= 2 * 32 * K * rows)) || die "$kernel did not multiply so"
             awk -v kernel="$kernel" -v rows="$rows" -v instructions=$((many - few)) -v macs=$((2 * 32 * K * rows)) \
                 -v per_product="$per_product" 'BEGIN {
                     least = 1 / per_product
@@ -47,7 +52,7 @@ main() {
                     printf "%-32s %5d %12.4f %12.4f %8.2f\n", kernel, rows, real, least, least / real
                 }'
         done
-    done < <(grep -E '^aarch64-tile_.*-(dotprod|i8mm)$' "$REPO/tests/arm64/kernels.txt")
+    done < <(grep -E '^aarch64-tile_.*-(dotprod|i8mm)$|^aarch64-tile_f16-' "$REPO/tests/arm64/kernels.txt")
 }
 
 main "$@"

@@ -6,8 +6,8 @@
 #
 #   lint       clippy (Debian's, for this target) has no warning in the kernels and the plug-in; scripts/check.sh runs it
 #   plugin     the plug-in exports two symbols, needs the C library alone, and refuses a host without ggml
-#   kernels    the suite of the kernels on CPUs with all features, without i8mm, and with plain NEON; names the kernels
-#              that ran, and fails if one did not that should have
+#   kernels    the suite of the kernels on CPUs with all features, without i8mm and fhm, without dotprod, and with plain
+#              NEON; names the kernels that ran, and fails if one did not that should have
 #   qnn        the wrapper of QNN over the library that fails on demand and, with LLADA_NPU_ACCEPT_QNN_LICENSE=1, over
 #              Qualcomm's library for aarch64, which has to say that there is no NPU; scripts/test.sh qnn runs it
 set -euo pipefail
@@ -20,7 +20,7 @@ ARM_TARGET=$TARGET/arm64
 LIST=$REPO/tests/arm64/kernels.txt
 
 # CPUs of qemu, and the features of theirs that names of kernels end with.
-CPUS=("max neon fp16 dotprod i8mm" "neoverse-n1 neon fp16 dotprod" "cortex-a72 neon")
+CPUS=("max neon fp16 fhm dotprod i8mm" "neoverse-n1 neon fp16 dotprod" "a64fx neon fp16" "cortex-a72 neon")
 
 passed=0
 failed=0

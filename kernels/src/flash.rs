@@ -52,6 +52,12 @@ pub(crate) trait Micro: Debug + Send + Sync {
     /// Rows of Q in a group, at most 8.
     const MR: usize;
 
+    /// Floats behind the elements of a packed group.
+    const GROUP_TAIL: usize = 0;
+
+    /// Converts a group, packed as f32, and writes what is behind it.
+    fn pack(&self, _group: &mut [f32]) {}
+
     /// Asks for the bytes of a row to come to a cache: a hint.
     fn fetch(&self, _row: &[u8]) {}
 
@@ -68,7 +74,7 @@ pub(crate) trait Micro: Debug + Send + Sync {
     fn value_tiles(&self, tiles: &[Tile], panel: &mut [f32], stride: usize);
 
     /// Writes the products of the first `scores.len()` rows, at most `MR`, of a packed group with the panel:
-    /// `scores[r][at + kv]` = sum over `d` of `q[d * MR + r] * panel[d][kv]`.
+    /// `scores[r][at + kv]` = sum over `d` of `q[d * MR + r] * panel[d][kv]`, if `q` and `panel` are still f32.
     fn scores(&self, q: &[f32], panel: &[[f32; STEP]], scores: &mut [ScoreRow], at: usize);
 
     /// Adds the masks to the scores of the steps, and turns them into exponentials less the greatest of them and `max`.
@@ -109,8 +115,12 @@ struct Scratch<'a> {
     scores: &'a mut [ScoreRow],
 }
 
-fn q_len(mr: usize, n_rows: usize, d_k: usize) -> usize {
-    (n_rows.next_multiple_of(mr) * d_k).next_multiple_of(PAD)
+fn group_len<M: Micro>(d_k: usize) -> usize {
+    M::MR * d_k + M::GROUP_TAIL
+}
+
+fn q_len<M: Micro>(n_rows: usize, d_k: usize) -> usize {
+    (n_rows.div_ceil(M::MR) * group_len::<M>(d_k)).next_multiple_of(PAD)
 }
 
 fn panel_len(d_k: usize, d_v: usize) -> usize {
@@ -119,20 +129,20 @@ fn panel_len(d_k: usize, d_v: usize) -> usize {
 
 impl<M: Micro> Implementation for Flash<M> {
     fn scratch_len(&self, n_rows: usize, d_k: usize, d_v: usize) -> usize {
-        PAD + q_len(M::MR, n_rows, d_k) + panel_len(d_k, d_v) + n_rows * SCORES
+        PAD + q_len::<M>(n_rows, d_k) + panel_len(d_k, d_v) + n_rows * SCORES
     }
 
     fn attend(&self, op: &Attend<'_>, state: State<'_>, stride: usize, scratch: &mut [f32]) {
         let (n_rows, d_k) = (op.n_rows(), op.k.d());
         let start = scratch.as_ptr().align_offset(4 * PAD).min(PAD);
-        let (q, rest) = scratch[start..].split_at_mut(q_len(M::MR, n_rows, d_k));
+        let (q, rest) = scratch[start..].split_at_mut(q_len::<M>(n_rows, d_k));
         let (panel, rest) = rest.split_at_mut(panel_len(d_k, op.v.d()));
         let scratch = Scratch {
             q,
             panel,
             scores: &mut rest.as_chunks_mut().0[..n_rows],
         };
-        pack(op, M::MR, scratch.q);
+        pack(&self.0, op, scratch.q);
         let mut pass = Pass {
             micro: &self.0,
             op,
@@ -155,10 +165,10 @@ impl<M: Micro> Implementation for Flash<M> {
     }
 }
 
-/// Packs rows of Q, scaled, into groups of `mr` with their elements interleaved; missing rows are zeros.
-fn pack(op: &Attend<'_>, mr: usize, q: &mut [f32]) {
-    let (n_rows, d_k) = (op.n_rows(), op.k.d());
-    if d_k == 0 {
+/// Packs rows of Q, scaled, into groups of `MR` with their elements interleaved; missing rows are zeros.
+fn pack<M: Micro>(micro: &M, op: &Attend<'_>, q: &mut [f32]) {
+    let (n_rows, d_k, mr) = (op.n_rows(), op.k.d(), M::MR);
+    if group_len::<M>(d_k) == 0 {
         return;
     }
     // A bound is applied to a multiple of it.
@@ -166,7 +176,8 @@ fn pack(op: &Attend<'_>, mr: usize, q: &mut [f32]) {
         0.0 => op.scores.scale,
         softcap => op.scores.scale / softcap,
     };
-    for (g, group) in q.chunks_exact_mut(mr * d_k).enumerate() {
+    for (g, whole) in q.chunks_exact_mut(group_len::<M>(d_k)).enumerate() {
+        let group = &mut whole[..mr * d_k];
         for i in 0..mr {
             let r = g * mr + i;
             if r < n_rows {
@@ -177,6 +188,7 @@ fn pack(op: &Attend<'_>, mr: usize, q: &mut [f32]) {
                 group.chunks_exact_mut(mr).for_each(|out| out[i] = 0.0);
             }
         }
+        micro.pack(whole);
     }
 }
 
@@ -241,7 +253,7 @@ impl<M: Micro> Pass<'_, M> {
             HeadRows::Tiles(tiles) => self.micro.key_tiles(tiles.block(start), panel),
         }
         for (g, scores) in scores.chunks_mut(M::MR).enumerate() {
-            let q = &q[g * M::MR * d_k..][..M::MR * d_k];
+            let q = &q[g * group_len::<M>(d_k)..][..group_len::<M>(d_k)];
             self.micro.scores(q, panel, scores, at);
         }
     }

@@ -282,8 +282,8 @@ impl Case {
             .collect()
     }
 
-    /// The definition, and what two implementations may differ by at most.
-    fn exact(&self, r: usize) -> (Vec<f64>, f64) {
+    /// The definition, and what two implementations may differ by at most; half of what the kernel may be off.
+    fn exact(&self, name: &str, r: usize) -> (Vec<f64>, f64) {
         let Shape {
             n_heads,
             d_k,
@@ -295,7 +295,8 @@ impl Case {
         } = self.shape;
         let (token, head) = (r / n_heads, r % n_heads);
         let mut out = vec![0.0; d_v];
-        let (mut sum, mut a, mut b) = (0.0, 0f64, 0f64);
+        let (mut sum, mut a, mut b, mut c) = (0.0, 0f64, 0f64, 0f64);
+        let greatest = self.q[r].iter().fold(0.0f32, |max, q| max.max(q.abs()));
         for j in 0..n_kv {
             let slope = self.slopes.get(head).copied().unwrap_or(1.0);
             let mask = if hides == Hides::NoMask {
@@ -319,6 +320,8 @@ impl Case {
             let p = (score + mask).exp();
             sum += p;
             a = a.max(magnitude * f64::from(self.scale) + mask.abs());
+            let keys: f64 = self.k[j].iter().map(|k| f64::from(k.abs())).sum();
+            c = c.max(f64::from(self.scale * greatest) * (d_k as f64 + keys));
             for (out, v) in out.iter_mut().zip(&self.v[j]) {
                 *out += p * f64::from(*v);
                 b = b.max(f64::from(v.abs()));
@@ -328,14 +331,23 @@ impl Case {
             out.iter_mut().for_each(|out| *out /= sum);
         }
         let terms = d_k as f64 * a + a + f64::from(softcap) + n_kv as f64 + 8.0;
-        (out, b * 2f64.powi(-21) * terms)
+        // Where half floats are multiplied as such.
+        let c = 2f64.powi(-14) * c;
+        let (halves, small) = match name {
+            _ if self.shape.store == Store::F32 => (0.0, 0.0),
+            "aarch64-attention-fhm" => (a + 1.0 + c, 0.0),
+            "aarch64-attention-fp16" => (11.0 * a + 11.0 + c, n_kv as f64 * 2f64.powi(-26)),
+            _ => (0.0, 0.0),
+        };
+        let tolerance = b * (2f64.powi(-21) * terms + 2f64.powi(-9) * halves);
+        (out, tolerance + small)
     }
 
     /// Returns the greatest share of the tolerance that a kernel used.
     fn check(&self, name: &str, kernel: &Attention, cuts: &[usize]) -> f64 {
         let mut worst = 0f64;
         for (r, out) in self.run(kernel, cuts).iter().enumerate() {
-            let (exact, tolerance) = self.exact(r);
+            let (exact, tolerance) = self.exact(name, r);
             for (d, (out, exact)) in out.iter().zip(&exact).enumerate() {
                 let error = (f64::from(*out) - exact).abs();
                 // Half of what two implementations may differ by; 0 equals 0.
@@ -513,6 +525,50 @@ fn shapes_from_none_to_many() {
     });
 }
 
+/// Errors of either sign stay far below what the worst of them could add up to.
+#[test]
+fn usual_errors_cancel() {
+    for (name, kernel) in kernels() {
+        let mut worst = 0f64;
+        for store in STORES {
+            for (n_heads, n_tokens, d_k, d_v) in [
+                (1, 1, 64, 64),
+                (3, 1, 128, 96),
+                (1, 7, 96, 128),
+                (5, 3, 32, 32),
+            ] {
+                let shape = Shape {
+                    n_heads,
+                    n_tokens,
+                    d_k,
+                    d_v,
+                    n_kv: 333,
+                    store,
+                    ..SHAPE
+                };
+                let case = Case::random(shape, 8);
+                let (mut errors, mut squares) = (0.0, 0.0);
+                for (r, out) in case.run(&kernel, &[]).iter().enumerate() {
+                    for (out, exact) in out.iter().zip(case.exact(name, r).0) {
+                        errors += (f64::from(*out) - exact).powi(2);
+                        squares += exact.powi(2);
+                    }
+                }
+                let nmse = errors / squares;
+                let limit = match name {
+                    _ if store == Store::F32 => 1e-11,
+                    "aarch64-attention-fhm" => 1.5e-7,
+                    "aarch64-attention-fp16" => 1.5e-6,
+                    _ => 1e-11,
+                };
+                assert!(nmse < limit, "{name} {shape:?}: NMSE {nmse:e}");
+                worst = worst.max(nmse);
+            }
+        }
+        println!("{name}: worst error in the mean, NMSE {worst:e}");
+    }
+}
+
 #[test]
 fn nothing_seen_gives_zeros() {
     for (name, kernel) in kernels() {
@@ -596,6 +652,34 @@ fn extreme_scores_stay_finite() {
                     (out - expected).abs() <= 2e-2,
                     "{name} {softcap} {factor}: {out} {expected}"
                 );
+            }
+        }
+    }
+}
+
+/// Q, K and V whose products no half float holds.
+#[test]
+fn half_floats_of_any_size_keep_the_tolerance() {
+    for (name, kernel) in kernels() {
+        for store in [Store::F16, Store::Tiles] {
+            for (q, k, v) in [
+                (1e-4, 1e4, 3e4),
+                (1e-5, 3e4, 1.0),
+                (1e30, 1e-30, 1e-6),
+                (1e4, 1e-4, 6e-8),
+            ] {
+                let shape = Shape {
+                    n_tokens: 5,
+                    n_kv: 70,
+                    store,
+                    ..SHAPE
+                };
+                let mut case = Case::random(shape, 7);
+                for (rows, factor) in [(&mut case.q, q), (&mut case.k, k), (&mut case.v, v)] {
+                    rows.iter_mut().flatten().for_each(|x| *x *= factor);
+                }
+                case.lay();
+                case.check(name, &kernel, &[]);
             }
         }
     }

@@ -1,4 +1,5 @@
-// A plug-in of qemu that counts executed instructions, and among them those that multiply bytes and add: sdot and smmla.
+// A plug-in of qemu that counts executed instructions, and among them those that multiply and add: sdot and smmla bytes,
+// fmlal and fmla half floats, fmla also floats.
 // It declares the part of qemu's plug-in interface (version 1) that it uses; Debian ships no header of it.
 #include <stddef.h>
 #include <stdint.h>
@@ -25,7 +26,11 @@ static uint64_t instructions, products;
 static int is_product(uint32_t op) {
     return (op & 0xffe0fc00) == 0x4e809400     // sdot, vectors
            || (op & 0xffc0f400) == 0x4f80e000  // sdot, one element
-           || (op & 0xffe0fc00) == 0x4e80a400; // smmla
+           || (op & 0xffe0fc00) == 0x4e80a400  // smmla
+           || (op & 0xffc0f400) == 0x4f800000  // fmlal, one element
+           || (op & 0xffc0f400) == 0x6f808000  // fmlal2, one element
+           || (op & 0xff80f400) == 0x4f001000  // fmla of half floats, one element
+           || (op & 0xffc0f400) == 0x4f801000; // fmla of floats, one element
 }
 
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb * tb) {

@@ -39,7 +39,7 @@ fn features() -> Vec<&'static str> {
     macro_rules! found {
         ($($name:tt)*) => { [$(($name, std::arch::is_aarch64_feature_detected!($name))),*] };
     }
-    names(&found!("neon" "fp16" "dotprod" "i8mm" "bf16" "sve" "sve2"))
+    names(&found!("neon" "fp16" "fhm" "dotprod" "i8mm" "bf16" "sve" "sve2"))
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

@@ -1,5 +1,9 @@
 //! Attention by the [shared algorithm](crate::flash): eight vectors are the 32 positions of a step.
 
+mod half;
+
+pub(crate) use half::HalfAttention;
+
 use std::arch::aarch64::*;
 use std::ops::Range;
 
@@ -74,7 +78,7 @@ impl Micro for Neon {
         max: f32,
     ) -> (f32, f32) {
         // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { soft_max(scores, steps, row, max) }
+        unsafe { soft_max::<false>(scores, steps, row, max) }
     }
 
     fn scale(&self, x: &mut [f32], factor: f32) {
@@ -198,8 +202,14 @@ fn scores_of<const N: usize>(q: &[f32], panel: &[[f32; STEP]], scores: &mut [Sco
     }
 }
 
+/// See [`Micro::soft_max`]; exponentials are rounded to half floats if `HALF`.
 #[target_feature(enable = "neon")]
-fn soft_max(scores: &mut ScoreRow, steps: &[StepMask<'_>], row: RowScores, max: f32) -> (f32, f32) {
+fn soft_max<const HALF: bool>(
+    scores: &mut ScoreRow,
+    steps: &[StepMask<'_>],
+    row: RowScores,
+    max: f32,
+) -> (f32, f32) {
     const PARTS: usize = STEP / LANES;
     let unseen = vdupq_n_f32(f32::NEG_INFINITY);
     let is_capped = row.softcap != 0.0;
@@ -230,7 +240,9 @@ fn soft_max(scores: &mut ScoreRow, steps: &[StepMask<'_>], row: RowScores, max: 
     for vector in vectors {
         let s = load_f32(vector);
         let hidden = vceqq_f32(s, unseen);
-        let p = vbslq_f32(hidden, vdupq_n_f32(0.0), exp(vsubq_f32(s, shift)));
+        let p = exp(vsubq_f32(s, shift));
+        let p = if HALF { round_to_f16(p) } else { p };
+        let p = vbslq_f32(hidden, vdupq_n_f32(0.0), p);
         store_f32(vector, p);
         sum = vaddq_f32(sum, p);
     }

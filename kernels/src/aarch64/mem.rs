@@ -47,8 +47,22 @@ pub(super) fn load_f16(p: &[u8; 8]) -> float32x4_t {
 pub(super) fn widen_f16(v: uint16x8_t) -> [float32x4_t; 2] {
     [
         vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(v))),
-        vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(v))),
+        vcvt_high_f32_f16(vreinterpretq_f16_u16(v)),
     ]
+}
+
+/// Loads 8 half floats, as bits.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn load_u16(p: &[u8; 16]) -> uint16x8_t {
+    vreinterpretq_u16_u8(load_u8(p))
+}
+
+/// Rounds to half floats, ties to even; returns their bits.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn narrow_f32(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
+    vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(low), high))
 }
 
 /// Rounds through f16 and back; ties to even.
@@ -76,6 +90,26 @@ pub(super) fn store_s8(p: &mut [u8; 16], v: int8x16_t) {
 pub(super) fn store_f32(p: &mut [f32; 4], v: float32x4_t) {
     // SAFETY: the reference is to 4 writable floats, and the instruction takes any alignment.
     unsafe { vst1q_f32(p.as_mut_ptr(), v) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn store_u16(p: &mut [u8; 16], v: uint16x8_t) {
+    store_u8(p, vreinterpretq_u8_u16(v));
+}
+
+/// Returns the bytes of floats.
+#[inline]
+pub(super) fn as_bytes(x: &[f32]) -> &[u8] {
+    // SAFETY: the bytes are those of the slice, which they borrow; a float has no bytes that are not set.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+}
+
+/// Returns the bytes of floats, to be written.
+#[inline]
+pub(super) fn as_bytes_mut(x: &mut [f32]) -> &mut [u8] {
+    // SAFETY: the bytes are those of the slice, which they borrow; any are a float.
+    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
 }
 
 /// Returns the bytes of a shorter tail, followed by zeros.
@@ -121,7 +155,58 @@ pub(super) fn transpose(m: [float32x4_t; 4]) -> [float32x4_t; 4] {
     ]
 }
 
-/// Widens a line of an fp16 tile: two rows of 32 half floats, their elements interleaved.
+/// Returns the transpose of an 8 x 8 matrix: pairs, then fours, then halves of the vectors.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn transpose_u16(m: [uint16x8_t; 8]) -> [uint16x8_t; 8] {
+    let mut pairs = [vdupq_n_u32(0); 8];
+    for i in 0..4 {
+        let (a, b) = (m[2 * i], m[2 * i + 1]);
+        pairs[2 * i] = vreinterpretq_u32_u16(vtrn1q_u16(a, b));
+        pairs[2 * i + 1] = vreinterpretq_u32_u16(vtrn2q_u16(a, b));
+    }
+    // fours[4 q + c]: elements c and c + 4 of rows 4 q .. 4 q + 4.
+    let mut fours = [vdupq_n_u64(0); 8];
+    for q in 0..2 {
+        for c in 0..2 {
+            let (a, b) = (pairs[4 * q + c], pairs[4 * q + 2 + c]);
+            fours[4 * q + c] = vreinterpretq_u64_u32(vtrn1q_u32(a, b));
+            fours[4 * q + 2 + c] = vreinterpretq_u64_u32(vtrn2q_u32(a, b));
+        }
+    }
+    let mut out = m;
+    for c in 0..4 {
+        out[c] = vreinterpretq_u16_u64(vtrn1q_u64(fours[c], fours[4 + c]));
+        out[4 + c] = vreinterpretq_u16_u64(vtrn2q_u64(fours[c], fours[4 + c]));
+    }
+    out
+}
+
+/// Returns eight of the 32 elements of both rows in a line of an fp16 tile, in which they are interleaved.
+#[inline]
+#[target_feature(enable = "neon")]
+fn unzip(line: &[u8; LINE_SIZE_BYTES], i: usize) -> [uint16x8_t; 2] {
+    let parts = line.as_chunks().0;
+    let (a, b) = (load_u16(&parts[2 * i]), load_u16(&parts[2 * i + 1]));
+    [vuzp1q_u16(a, b), vuzp2q_u16(a, b)]
+}
+
+/// Writes the two rows of a line of an fp16 tile.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn unzip_halves(
+    line: &[u8; LINE_SIZE_BYTES],
+    even: &mut [[u8; 16]; TILE / 8],
+    odd: &mut [[u8; 16]; TILE / 8],
+) {
+    for i in 0..TILE / 8 {
+        let [a, b] = unzip(line, i);
+        store_u16(&mut even[i], a);
+        store_u16(&mut odd[i], b);
+    }
+}
+
+/// Writes the two rows of a line of an fp16 tile as f32.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn unzip_line(
@@ -129,14 +214,8 @@ pub(super) fn unzip_line(
     even: &mut [f32; TILE],
     odd: &mut [f32; TILE],
 ) {
-    let parts = line.as_chunks().0;
-    for i in 0..4 {
-        let a = vreinterpretq_u16_u8(load_u8(&parts[2 * i]));
-        let b = vreinterpretq_u16_u8(load_u8(&parts[2 * i + 1]));
-        for (out, halves) in [&mut *even, &mut *odd]
-            .into_iter()
-            .zip([vuzp1q_u16(a, b), vuzp2q_u16(a, b)])
-        {
+    for i in 0..TILE / 8 {
+        for (out, halves) in [&mut *even, &mut *odd].into_iter().zip(unzip(line, i)) {
             let out = &mut out.as_chunks_mut().0[2 * i..];
             let [low, high] = widen_f16(halves);
             store_f32(&mut out[0], low);

@@ -17,7 +17,7 @@ pub(super) struct Block {
 
 /// Returns the greatest magnitude of floats with these bytes, NaN above infinity.
 #[target_feature(enable = "neon")]
-fn greatest(x: &[u8]) -> f32 {
+pub(super) fn greatest(x: &[u8]) -> f32 {
     // The bits of |x| order as the values do.
     let mut max = vdupq_n_u32(0);
     for part in x.as_chunks::<16>().0 {

@@ -52,9 +52,8 @@ fn narrow(x: &[f32; LANES]) -> [u8; 2 * LANES] {
     let floats = x.as_chunks::<8>().0.iter();
     for (x, out) in floats.zip(out.as_chunks_mut().0) {
         let x = x.as_chunks().0;
-        let low = vcvt_f16_f32(load_f32(&x[0]));
-        let halves = vcvt_high_f16_f32(low, load_f32(&x[1]));
-        store_u8(out, vreinterpretq_u8_f16(halves));
+        let halves = narrow_f32(load_f32(&x[0]), load_f32(&x[1]));
+        store_u8(out, vreinterpretq_u8_u16(halves));
     }
     out
 }

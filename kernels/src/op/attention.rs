@@ -9,7 +9,8 @@
 //! out  = sum over j of exp(s[j]) * v[j] / sum over j of exp(s[j])
 //! ```
 //!
-//! K and V are plain rows or fp16 tiles. All arithmetic is f32; nothing but K and V themselves is rounded to half floats.
+//! K and V are plain rows or fp16 tiles. All arithmetic is f32, and nothing but K and V themselves is rounded to half
+//! floats, except in two kernels (below).
 //! A position whose mask is `-inf` is not seen: its K has no influence, and its V none if it is finite (a whole run of
 //! [`STEP`] positions, counted from the first one, that no row of a call sees is not read at all). A row that sees
 //! nothing gives zeros. NaN makes the rows that see it NaN, infinities make them meaningless, and no others.
@@ -19,6 +20,13 @@
 //! With `A = max |scale| * sum |q * k|` and `B = max |v|` over what a row sees, results of two implementations differ by
 //! at most `B * 2^-21 * (d * A + A + softcap + n + 8)`, `n` being the positions. Probabilities below `2^-120` of the largest may
 //! be taken as 0.
+//!
+//! Where K and V are half floats, `aarch64-attention-fhm` and `aarch64-attention-fp16` round the other operands of their
+//! products to half floats as well: rows of Q, scaled by a power of two, and the exponentials. (ggml's CPU backend does so
+//! with Q, and adds the mixture as half floats.) Products are exact and sums f32 with `fhm`; `fp16` adds 32 products at
+//! a time as half floats. With `C = |scale| * max |q| * max (d + sum |k|)` that adds up to `B * 2^-10 * (A + 1 + 2^-14 * C)`
+//! with the one, to first order, and `B * 2^-10 * (11 * A + 11 + 2^-14 * C) + n * 2^-27` with the other; errors of either sign cancel,
+//! so that the usual one is a small fraction of that.
 //!
 //! A call handles the heads of Q that share one head of K and V, and any run of positions. Its result is a *state*
 //! ([`StateLayout`]): calls on further positions continue it, states of disjoint runs of positions are merged

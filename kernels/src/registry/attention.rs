@@ -1,6 +1,8 @@
 //! Kernels of [`crate::op::attention`].
 
 use super::Kernel;
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::{Fhm, Fp16, Neon, attention::HalfAttention};
 use crate::flash::{Flash, Micro};
 use crate::generic;
 use crate::op::attention::Attention;
@@ -26,8 +28,18 @@ static ATTENTION: &[Kernel<Attention>] = &[
     },
     #[cfg(target_arch = "aarch64")]
     Kernel {
+        name: "aarch64-attention-fhm",
+        select: || Some(Attention(Box::new(HalfAttention::<Fhm>::detect()?))),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-attention-fp16",
+        select: || Some(Attention(Box::new(HalfAttention::<Fp16>::detect()?))),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
         name: "aarch64-attention-neon",
-        select: || Some(flash(crate::aarch64::Neon::detect()?)),
+        select: || Some(flash(Neon::detect()?)),
     },
     Kernel {
         name: "generic-attention",

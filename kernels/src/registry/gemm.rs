@@ -2,7 +2,9 @@
 
 use super::Kernel;
 #[cfg(target_arch = "aarch64")]
-use crate::aarch64::gemm::{Dot, F16, Long, Matrix};
+use crate::aarch64::gemm::{Dot, F16, Half, Long, Matrix};
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::{Fhm, Fp16};
 use crate::generic::gemm::Generic;
 use crate::op::gemm::{Gemm, Implementation};
 use crate::reference::gemm::Reference;
@@ -55,6 +57,10 @@ gemm!(
     "x86_64-tile_f16-avx512f": avx512::F16::detect(),
     #[cfg(target_arch = "x86_64")]
     "x86_64-tile_f16-avx2fma": avx2::F16::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_f16-fhm": Half::<Fhm>::detect(),
+    #[cfg(target_arch = "aarch64")]
+    "aarch64-tile_f16-fp16": Half::<Fp16>::detect(),
     #[cfg(target_arch = "aarch64")]
     "aarch64-tile_f16-neon": F16::detect(),
 );

@@ -1,4 +1,4 @@
-//! `F16` weights, multiplied as f32: half float sums would not keep the contract.
+//! `F16` weights, multiplied as f32.
 //!
 //! A decoded tile has the 32 weights of each element of k side by side. A unit has, for up to 4 rows at a time, an f32 of
 //! each row for every element; rows that are missing from the last four are zeros.

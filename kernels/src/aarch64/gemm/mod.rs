@@ -9,6 +9,7 @@
 //! | [`Matrix`] | 8 elements of 2 rows | 8 elements of 2 rows | 8 |
 //! | [`Long`] | 4 elements of 4 rows | 4 elements of 1 row, repeated | 1 |
 //! | [`F16`] | 1 element of 4 rows, f32 | 1 element of 4 rows, f32 | 4 |
+//! | [`Half`] | 1 element of 8 rows, f16 | 1 element of 8 rows, f16 | 8 |
 
 /// Declares a family: a kernel for tiles of any quantised type that runs the module's `strip`, with units of pieces of
 /// `$rows` rows, filled up to a multiple of `$granule`, in which `$run` elements of a row follow each other.
@@ -75,11 +76,13 @@ macro_rules! family {
 mod decode;
 mod dot;
 mod float;
+mod half;
 mod long;
 mod matrix;
 mod unit;
 
 pub(crate) use dot::Dot;
 pub(crate) use float::F16;
+pub(crate) use half::Half;
 pub(crate) use long::Long;
 pub(crate) use matrix::Matrix;
