@@ -106,26 +106,6 @@ impl Micro for Neon {
     }
 }
 
-/// Loads up to 4 elements from element `i` of a row on, followed by zeros.
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_row<const HALF: bool>(row: &[u8], i: usize) -> float32x4_t {
-    let size = if HALF { 2 } else { 4 };
-    // A missing row is shorter than any offset.
-    let rest = row.get(i * size..).unwrap_or(&[]);
-    if HALF {
-        match rest.first_chunk() {
-            Some(chunk) => load_f16(chunk),
-            None => load_f16(&padded(rest)),
-        }
-    } else {
-        match rest.first_chunk() {
-            Some(chunk) => load_f32_bytes(chunk),
-            None => load_f32_bytes(&padded(rest)),
-        }
-    }
-}
-
 #[target_feature(enable = "neon")]
 fn keys<const HALF: bool>(rows: &[&[u8]], panel: &mut [[f32; STEP]]) {
     for (c, lines) in panel.chunks_mut(LANES).enumerate() {

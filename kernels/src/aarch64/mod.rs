@@ -13,6 +13,7 @@ mod mem;
 mod products;
 mod quantize;
 mod row;
+pub(crate) mod rows;
 
 use std::arch::is_aarch64_feature_detected;
 

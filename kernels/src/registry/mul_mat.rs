@@ -2,6 +2,8 @@
 
 use super::Kernel;
 use crate::WeightType;
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::rows;
 use crate::generic;
 use crate::op::mul_mat::MulMat;
 use crate::panel::Panel;
@@ -30,6 +32,11 @@ static MUL_MAT_F32: &[Kernel<MulMat>] = &[
         name: "x86_64-f32-avx2fma",
         select: || Some(panel(x86_64::avx2::float::F32::detect()?)),
     },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-f32-neon",
+        select: || Some(panel(rows::F32::detect()?)),
+    },
     Kernel {
         name: "generic-f32",
         select: || Some(panel(generic::float::F32)),
@@ -50,6 +57,11 @@ static MUL_MAT_F16: &[Kernel<MulMat>] = &[
     Kernel {
         name: "x86_64-f16-avx2fma",
         select: || Some(panel(x86_64::avx2::float::F16::detect()?)),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-f16-neon",
+        select: || Some(panel(rows::F16::detect()?)),
     },
     Kernel {
         name: "generic-f16",
@@ -72,6 +84,16 @@ static MUL_MAT_Q8_0: &[Kernel<MulMat>] = &[
         name: "x86_64-q8_0q8_0-avx2",
         select: || Some(panel(x86_64::avx2::quant::Q8_0::detect()?)),
     },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-q8_0q8_0-dotprod",
+        select: || Some(panel(rows::DotQ8_0::detect()?)),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-q8_0q8_0-neon",
+        select: || Some(panel(rows::LongQ8_0::detect()?)),
+    },
     Kernel {
         name: "generic-q8_0q8_0",
         select: || Some(panel(generic::quant::Q8_0)),
@@ -92,6 +114,16 @@ static MUL_MAT_Q4_0: &[Kernel<MulMat>] = &[
     Kernel {
         name: "x86_64-q4_0q8_0-avx2",
         select: || Some(panel(x86_64::avx2::quant::Q4_0::detect()?)),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-q4_0q8_0-dotprod",
+        select: || Some(panel(rows::DotQ4_0::detect()?)),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernel {
+        name: "aarch64-q4_0q8_0-neon",
+        select: || Some(panel(rows::LongQ4_0::detect()?)),
     },
     Kernel {
         name: "generic-q4_0q8_0",
