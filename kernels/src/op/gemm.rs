@@ -19,8 +19,8 @@
 //! | `F16` | rounded to f16, ties to even | f32 |
 //! | `Q4_0`, `Q8_0` | quantised to `Q8_0` ([`crate::op::convert::quantize_row_q8_0`]) | integer dot of 32 elements, times `d_w * d_x`, added in f32 |
 //! | `Q4_1` | as above | as above, plus `m_w * (d_x * sum of the integers of x)` |
-//! | `Q4_K` | quantised as ggml's `Q8_K` | as above |
-//! | `Q6_K` | as `Q4_K` | integer dots of 16 elements, each times its `d_w * d_x` |
+//! | `Q4_K` | quantised as ggml's `Q8_K` | as above; or the dots times their integer scales first, over 256 elements |
+//! | `Q6_K` | as `Q4_K` | integer dots of 16 elements, each times its `d_w * d_x`; or as above |
 //!
 //! `Q8_K` has one f32 scale for 256 elements: with `id = 127 / amax`, `amax` being the largest magnitude among them,
 //! `d_x = 1 / id` and `q = round(x * id)`, halves to even. Where `id` is not finite everything is 0; where `amax` is not,

@@ -2,7 +2,7 @@
 //!
 //! A packed block of x is 32 bytes, the f32 scale (rounded through f16), and one start value for each scale of weights:
 //! `-offset * sum of x`, where the integers of decoded tiles are `offset` above their values. Types with a minimum have
-//! the f32 `d * sum of x` in its place.
+//! the f32 `d * sum of x` in its place; `Q4_K` the sum alone.
 
 use std::ops::Range;
 
@@ -55,18 +55,19 @@ pub(super) fn each_block<const BLOCK: usize, const SHARED: usize>(
 
 /// Writes what follows the 32 bytes of a block: the scale, and start values made of those of both halves.
 ///
-/// With `MIN`, the halves are the negated sums of x.
+/// With `MIN`, the halves are the negated sums of x, which is stored `unit` times.
 #[inline(always)]
 pub(super) fn finish<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
     block: &mut [u8; BLOCK],
     d: f32,
+    unit: f32,
     halves: [i32; 2],
 ) {
     let (words, _) = block.as_chunks_mut::<4>();
     words[QK / 4] = d.to_ne_bytes();
     let sum = halves[0] + halves[1];
     if MIN {
-        words[QK / 4 + 1] = (d * exact(-sum)).to_ne_bytes();
+        words[QK / 4 + 1] = (unit * exact(-sum)).to_ne_bytes();
     } else if PARTS == 2 {
         words[QK / 4 + 1] = halves[0].to_ne_bytes();
         words[QK / 4 + 2] = halves[1].to_ne_bytes();
@@ -119,7 +120,7 @@ pub(super) use implementation;
 macro_rules! prepare {
     ($features:literal, $offset:ty) => {
         #[target_feature(enable = $features)]
-        fn prepare<
+        pub(super) fn prepare<
             const BLOCK: usize,
             const PARTS: usize,
             const MIN: bool,
@@ -134,12 +135,12 @@ macro_rules! prepare {
             let scale = |[x]: &[[u8; 4 * QK]; 1]| scale_q8_0(x);
             each_block(x, k_tiles, units, scale, |x, scale, block| {
                 let q = quantize::<OFFSET, false>(x, scale);
-                pack::<BLOCK, PARTS, MIN>(block, scale.d, q, order);
+                pack::<BLOCK, PARTS, MIN>(block, scale.d, scale.d, q, order);
             });
         }
 
         #[target_feature(enable = $features)]
-        fn prepare_k<
+        pub(super) fn prepare_k<
             const BLOCK: usize,
             const PARTS: usize,
             const MIN: bool,
@@ -154,7 +155,7 @@ macro_rules! prepare {
             let scale = |x: &[[u8; 4 * QK]; QK_K / QK]| scale_q8_k(x);
             each_block(x, k_tiles, units, scale, |x, scale, block| {
                 let q = quantize::<OFFSET, true>(x, scale);
-                pack::<BLOCK, PARTS, MIN>(block, scale.d, q, order);
+                pack::<BLOCK, PARTS, MIN>(block, scale.d, 1.0, q, order);
             });
         }
 
@@ -164,6 +165,7 @@ macro_rules! prepare {
         fn pack<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
             block: &mut [u8; BLOCK],
             d: f32,
+            unit: f32,
             (starts, q): (__m256i, __m256i),
             order: __m256i,
         ) {
@@ -175,7 +177,7 @@ macro_rules! prepare {
                 sum(_mm256_castsi256_si128(starts)),
                 sum(_mm256_extracti128_si256::<1>(starts)),
             ];
-            finish::<BLOCK, PARTS, MIN>(block, d, halves);
+            finish::<BLOCK, PARTS, MIN>(block, d, unit, halves);
         }
 
         /// Returns the sum of four lanes.

@@ -1,4 +1,5 @@
-//! Quantised tiles, x quantised to `Q8_0` or `Q8_K`, with byte products added in pairs.
+//! Quantised tiles, x quantised to `Q8_0`, with byte products added in pairs; and what those of
+//! [K-quants](super::quant_k) share with them.
 //!
 //! The instruction (`maddubs`) multiplies unsigned with signed bytes and saturates sums of two at 16 bits. Lane `n` of a
 //! decoded tile has four elements of row `n`.
@@ -25,17 +26,17 @@ use crate::x86_64::block::{
 use crate::x86_64::mem::*;
 
 /// Four-byte words of a block.
-const WORDS: usize = QK / 4;
+pub(super) const WORDS: usize = QK / 4;
 
 /// Vectors of a strip.
-const QUARTERS: usize = TILE / LANES;
+pub(super) const QUARTERS: usize = TILE / LANES;
 
 /// The CPU has what every function here is compiled with: `avx2`, `fma` and `f16c`.
 #[derive(Clone, Copy, Debug)]
-struct Cpu(());
+pub(super) struct Cpu(());
 
 impl Cpu {
-    fn detect() -> Option<Self> {
+    pub(super) fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c"))
@@ -44,32 +45,30 @@ impl Cpu {
 }
 
 /// A decoded tile: `[quarter of the strip][group of four elements]`.
-type Words = [[__m256i; WORDS]; QUARTERS];
+pub(super) type Words = [[__m256i; WORDS]; QUARTERS];
 
-/// Scales of a tile for each part of 32 elements, and minima.
-type Scales<const PARTS: usize> = ([[__m256; QUARTERS]; PARTS], [__m256; QUARTERS]);
+/// A float for each row of a strip.
+pub(super) type Floats = [__m256; QUARTERS];
 
-/// A type's kernel: its tile, its block of x, the scales of a row, whether it has minima, the offset of its integers, how
-/// many pair sums fit 16 bits (0: they are signed), and the functions that pack x and decode a tile.
+/// A type's kernel: its tile, its block of x, whether it has minima, the offset of its integers, how many pair sums fit 16
+/// bits (0: they are signed), the order of x, and the functions that decode a tile.
 macro_rules! kernel {
-    ($name:ident, $tile:literal, $block:literal, $parts:literal, $min:literal, $offset:literal, $pairs:literal,
-     $prepare:ident, $order:ident, $words:ident, $scales:ident) => {
+    ($name:ident, $tile:literal, $block:literal, $min:literal, $offset:literal, $pairs:literal, $order:ident, $words:ident,
+     $scales:ident) => {
         implementation!(
             $name,
             $block,
-            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| $prepare::<$block, $parts, $min, $offset>(
+            |x: &F32Rows<'_>, k_tiles, units: &mut [u8]| prepare::<$block, 1, $min, $offset>(
                 x, k_tiles, units, $order
             ),
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
-                fn body(tiles: &[u8], bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
+                fn body(tiles: &[u8], _bases: &[u8], group: &[u8], out: &mut [[f32; TILE]]) {
                     out.fill([0.0; TILE]);
                     let units = group.as_chunks::<$block>().0.chunks_exact(out.len());
-                    for (kt, (tile, x)) in
-                        tiles.as_chunks::<$tile>().0.iter().zip(units).enumerate()
-                    {
-                        let (w, scales) = ($words(tile), $scales(tile, bases, kt));
-                        multiply::<$block, $parts, $min, $pairs>(&w, &scales, x, out);
+                    for (tile, x) in tiles.as_chunks::<$tile>().0.iter().zip(units) {
+                        let (w, (d, m)) = ($words(tile), $scales(tile));
+                        multiply::<$block, $min, $pairs>(&w, &d, &m, x, out);
                     }
                 }
                 body
@@ -78,83 +77,31 @@ macro_rules! kernel {
     };
 }
 
-kernel!(
-    Q4_0,
-    576,
-    40,
-    1,
-    false,
-    8,
-    8,
-    prepare,
-    NIBBLES,
-    nibbles,
-    scales_of_rows
-);
+kernel!(Q4_0, 576, 40, false, 8, 8, NIBBLES, nibbles, scales_of_rows);
 kernel!(
     Q4_1,
     640,
     40,
-    1,
     true,
     1,
     8,
-    prepare,
     NIBBLES,
     nibbles,
     scales_and_minima
 );
-kernel!(
-    Q4K,
-    640,
-    40,
-    1,
-    true,
-    1,
-    8,
-    prepare_k,
-    NIBBLES,
-    nibbles,
-    exact_scales_and_minima
-);
-kernel!(
-    Q8_0,
-    1088,
-    40,
-    1,
-    false,
-    0,
-    0,
-    prepare,
-    NATURAL,
-    bytes,
-    scales_of_rows
-);
-kernel!(
-    Q6K,
-    896,
-    44,
-    2,
-    false,
-    32,
-    2,
-    prepare_k,
-    NATURAL,
-    six_bits,
-    exact_scales_of_halves
-);
+kernel!(Q8_0, 1088, 40, false, 0, 0, NATURAL, bytes, scales_of_rows);
 
 /// Returns 32 bytes of a tile.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load(tile: &[u8], at: usize) -> __m256i {
+pub(super) fn load(tile: &[u8], at: usize) -> __m256i {
     load_256(tile[at..][..LINE].as_array().expect("32 bytes"))
 }
 
 /// Decodes the nibbles of a tile: four bytes of a row, 32 apart, are eight elements.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn nibbles<const N: usize>(tile: &[u8; N]) -> Words {
+pub(super) fn nibbles<const N: usize>(tile: &[u8; N]) -> Words {
     let low = _mm256_set1_epi8(15);
     let mut words = [[_mm256_setzero_si256(); WORDS]; QUARTERS];
     for g in 0..WORDS / 2 {
@@ -199,37 +146,10 @@ fn bytes(tile: &[u8; 1088]) -> Words {
     words
 }
 
-/// Decodes the six bits of a tile: words of rows already, low four and high two bits apart.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn six_bits(tile: &[u8; 896]) -> Words {
-    let (low, high) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
-    let mut words = [[_mm256_setzero_si256(); WORDS]; QUARTERS];
-    for q in 0..QUARTERS {
-        for g in 0..WORDS {
-            let four = load(tile, 128 * (g / 2) + 32 * q);
-            let four = if g % 2 == 0 {
-                four
-            } else {
-                _mm256_srli_epi16::<4>(four)
-            };
-            let two = load(tile, 512 + 128 * (g / 4) + 32 * q);
-            let two = match g % 4 {
-                0 => _mm256_slli_epi16::<4>(two),
-                1 => _mm256_slli_epi16::<2>(two),
-                2 => two,
-                _ => _mm256_srli_epi16::<2>(two),
-            };
-            words[q][g] = _mm256_or_si256(_mm256_and_si256(four, low), _mm256_and_si256(two, high));
-        }
-    }
-    words
-}
-
 /// Returns 32 half floats at byte `at` of a tile.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn halves(tile: &[u8], at: usize) -> [__m256; QUARTERS] {
+pub(super) fn halves(tile: &[u8], at: usize) -> Floats {
     let mut floats = [_mm256_setzero_ps(); QUARTERS];
     for (q, floats) in floats.iter_mut().enumerate() {
         let part = tile[at + 16 * q..][..16].as_array().expect("16 bytes");
@@ -241,14 +161,14 @@ fn halves(tile: &[u8], at: usize) -> [__m256; QUARTERS] {
 /// Returns the scales at the end of a tile, one for each row, and no minima.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_of_rows<const N: usize>(tile: &[u8; N], _bases: &[u8], _kt: usize) -> Scales<1> {
-    ([halves(tile, N - 64)], [_mm256_setzero_ps(); QUARTERS])
+fn scales_of_rows<const N: usize>(tile: &[u8; N]) -> (Floats, Floats) {
+    (halves(tile, N - 64), [_mm256_setzero_ps(); QUARTERS])
 }
 
 /// Returns the pairs of scale and minimum at the end of a tile.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_and_minima(tile: &[u8; 640], _bases: &[u8], _kt: usize) -> Scales<1> {
+pub(super) fn scales_and_minima(tile: &[u8; 640]) -> (Floats, Floats) {
     let mut d = [_mm256_setzero_ps(); QUARTERS];
     let mut m = [_mm256_setzero_ps(); QUARTERS];
     for q in 0..QUARTERS {
@@ -260,98 +180,76 @@ fn scales_and_minima(tile: &[u8; 640], _bases: &[u8], _kt: usize) -> Scales<1> {
         d[q] = _mm256_cvtph_ps(_mm256_castsi256_si128(both));
         m[q] = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(both));
     }
-    ([d], m)
+    (d, m)
 }
 
-/// Returns scales and minima as the multiples of their bases that they are.
+/// Returns word `i` of a block of x.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn exact_scales_and_minima(tile: &[u8; 640], bases: &[u8], kt: usize) -> Scales<1> {
-    let ([d], m) = scales_and_minima(tile, bases, kt);
-    let at = kt * QK / QK_K * 4 * TILE;
-    (
-        [multiples(d, halves(bases, at))],
-        multiples(m, halves(bases, at + 2 * TILE)),
-    )
+pub(super) fn word<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> i32 {
+    i32::from_ne_bytes(x.as_chunks().0[i])
 }
 
-/// Returns the scales at the end of a tile for both halves along k, as the multiples of their bases that they are, and no
-/// minima.
+/// Returns word `i` of a block of x, which is a float, in all lanes.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn exact_scales_of_halves(tile: &[u8; 896], bases: &[u8], kt: usize) -> Scales<2> {
-    let base = halves(bases, kt * QK / QK_K * 2 * TILE);
-    (
-        [
-            multiples(halves(tile, 768), base),
-            multiples(halves(tile, 832), base),
-        ],
-        [_mm256_setzero_ps(); QUARTERS],
-    )
+#[target_feature(enable = "avx2")]
+pub(super) fn float<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> __m256 {
+    _mm256_set1_ps(f32::from_ne_bytes(x.as_chunks().0[i]))
 }
 
-/// Returns the multiples of bases that were rounded to half floats: integers of at most 128, 2^-11 of them off, which leaves
-/// room for a reciprocal with an error of 1.5 * 2^-12.
+/// Returns `start` and the products of some words of a quarter of a tile with those of a block of x. `PAIRS` sums of two
+/// products fit 16 bits; 0 if weights are signed.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiples(rounded: [__m256; QUARTERS], bases: [__m256; QUARTERS]) -> [__m256; QUARTERS] {
-    let mut exact = rounded;
-    for q in 0..QUARTERS {
-        let there = _mm256_cmp_ps::<_CMP_NEQ_UQ>(bases[q], _mm256_setzero_ps());
-        let inverse = _mm256_and_ps(_mm256_rcp_ps(bases[q]), there);
-        let n = _mm256_mul_ps(rounded[q], inverse);
-        let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(n);
-        exact[q] = _mm256_mul_ps(n, bases[q]);
+pub(super) fn dots<const BLOCK: usize, const PAIRS: usize>(
+    w: &[__m256i; WORDS],
+    x: &[u8; BLOCK],
+    words: Range<usize>,
+    start: i32,
+) -> __m256 {
+    let ones = _mm256_set1_epi16(1);
+    let mut dots = _mm256_set1_epi32(start);
+    if PAIRS == 0 {
+        for g in words {
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(word(x, g)), w[g]);
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), x);
+            dots = _mm256_add_epi32(dots, _mm256_madd_epi16(pairs, ones));
+        }
+    } else {
+        for first in words.step_by(PAIRS) {
+            let mut pairs = _mm256_setzero_si256();
+            for g in first..first + PAIRS {
+                let x = _mm256_set1_epi32(word(x, g));
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g], x));
+            }
+            dots = _mm256_add_epi32(dots, _mm256_madd_epi16(pairs, ones));
+        }
     }
-    exact
+    _mm256_cvtepi32_ps(dots)
 }
 
-/// Adds the products of a tile with one unit of x. `PAIRS` sums of two products fit 16 bits; 0 if weights are signed.
+/// Adds the products of a tile with one unit of x.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<const BLOCK: usize, const PARTS: usize, const MIN: bool, const PAIRS: usize>(
+fn multiply<const BLOCK: usize, const MIN: bool, const PAIRS: usize>(
     w: &Words,
-    scales: &Scales<PARTS>,
+    d: &Floats,
+    m: &Floats,
     x: &[[u8; BLOCK]],
     out: &mut [[f32; TILE]],
 ) {
-    let ones = _mm256_set1_epi16(1);
     for q in 0..QUARTERS {
-        let w = w[q];
         for (x, out) in x.iter().zip(&mut *out) {
-            let (words, _) = x.as_chunks::<4>();
-            let word = |i: usize| i32::from_ne_bytes(words[i]);
-            let float = |i: usize| f32::from_ne_bytes(words[i]);
             let out = &mut out.as_chunks_mut::<LANES>().0[q];
-            let mut sums = load_f32x8(out);
-            for part in 0..PARTS {
-                let mut dots = _mm256_set1_epi32(if MIN || PAIRS == 0 {
-                    0
-                } else {
-                    word(WORDS + 1 + part)
-                });
-                let groups = part * WORDS / PARTS..(part + 1) * WORDS / PARTS;
-                if PAIRS == 0 {
-                    for g in groups {
-                        let x = _mm256_sign_epi8(_mm256_set1_epi32(word(g)), w[g]);
-                        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), x);
-                        dots = _mm256_add_epi32(dots, _mm256_madd_epi16(pairs, ones));
-                    }
-                } else {
-                    for start in groups.step_by(PAIRS) {
-                        let mut pairs = _mm256_setzero_si256();
-                        for g in start..start + PAIRS {
-                            let x = _mm256_set1_epi32(word(g));
-                            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g], x));
-                        }
-                        dots = _mm256_add_epi32(dots, _mm256_madd_epi16(pairs, ones));
-                    }
-                }
-                let scale = _mm256_mul_ps(scales.0[part][q], _mm256_set1_ps(float(WORDS)));
-                sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sums);
-            }
+            let start = if MIN || PAIRS == 0 {
+                0
+            } else {
+                word(x, WORDS + 1)
+            };
+            let dots = dots::<BLOCK, PAIRS>(&w[q], x, 0..WORDS, start);
+            let scale = _mm256_mul_ps(d[q], float(x, WORDS));
+            let mut sums = _mm256_fmadd_ps(dots, scale, load_f32x8(out));
             if MIN {
-                sums = _mm256_fmadd_ps(scales.1[q], _mm256_set1_ps(float(WORDS + 1)), sums);
+                sums = _mm256_fmadd_ps(m[q], float(x, WORDS + 1), sums);
             }
             store_f32x8(out, sums);
         }

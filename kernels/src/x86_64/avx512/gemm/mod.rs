@@ -6,6 +6,8 @@
 
 mod float;
 mod quant;
+mod quant_k;
 
 pub(crate) use float::F16;
-pub(crate) use quant::{Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+pub(crate) use quant::{Q4_0, Q4_1, Q8_0};
+pub(crate) use quant_k::{Q4K, Q6K};
