@@ -18,7 +18,7 @@
 
 use std::fmt::Debug;
 
-use crate::op::attention::{Attend, HIDDEN, HeadRows, Implementation, STEP, State};
+use crate::op::attention::{Attend, HIDDEN, HeadRows, Implementation, STEP, Scores, State};
 use crate::rows::f32s;
 use crate::tile::kv::Tile;
 use crate::{WeightRows, WeightType};
@@ -41,6 +41,12 @@ pub(crate) type StepMask<'a> = Option<&'a [[u8; 2]; STEP]>;
 /// Numbers of a row's softmax.
 #[derive(Clone, Copy)]
 pub(crate) struct RowScores {
+    /// Factor of the products, where rows of Q are not packed with it; see [`Micro::SCALES`].
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "kernels of other targets pack Q with it")
+    )]
+    pub(crate) scale: f32,
     /// Factor of the mask.
     pub(crate) slope: f32,
     /// Bound of the scores; 0 for none.
@@ -51,6 +57,10 @@ pub(crate) struct RowScores {
 pub(crate) trait Micro: Debug + Send + Sync {
     /// Rows of Q in a group, at most 8.
     const MR: usize;
+
+    /// Whether `soft_max` multiplies products by their factor: then they are rounded as in ggml, where a score that
+    /// differs in the last bit becomes another integer in the product that follows. Else rows of Q are packed with it.
+    const SCALES: bool = false;
 
     /// Floats behind the elements of a packed group.
     const GROUP_TAIL: usize = 0;
@@ -77,7 +87,7 @@ pub(crate) trait Micro: Debug + Send + Sync {
     /// `scores[r][at + kv]` = sum over `d` of `q[d * MR + r] * panel[d][kv]`, if `q` and `panel` are still f32.
     fn scores(&self, q: &[f32], panel: &[[f32; STEP]], scores: &mut [ScoreRow], at: usize);
 
-    /// Adds the masks to the scores of the steps, and turns them into exponentials less the greatest of them and `max`.
+    /// Scales the scores of the steps ([`Self::SCALES`]), adds the masks, and turns them into exponentials less the greatest of them and `max`.
     /// Returns that greatest and the sum of the exponentials, which is NaN where a score is. Scores of `-inf`, and of
     /// positions whose mask is `-inf`, become 0.
     fn soft_max(
@@ -142,7 +152,8 @@ impl<M: Micro> Implementation for Flash<M> {
             panel,
             scores: &mut rest.as_chunks_mut().0[..n_rows],
         };
-        pack(&self.0, op, scratch.q);
+        let scale = if M::SCALES { 1.0 } else { factor(&op.scores) };
+        pack(&self.0, op, scale, scratch.q);
         let mut pass = Pass {
             micro: &self.0,
             op,
@@ -165,17 +176,20 @@ impl<M: Micro> Implementation for Flash<M> {
     }
 }
 
-/// Packs rows of Q, scaled, into groups of `MR` with their elements interleaved; missing rows are zeros.
-fn pack<M: Micro>(micro: &M, op: &Attend<'_>, q: &mut [f32]) {
+/// Returns the factor of a product of q and k. A bound is applied to a multiple of it.
+fn factor(scores: &Scores<'_>) -> f32 {
+    match scores.softcap {
+        0.0 => scores.scale,
+        softcap => scores.scale / softcap,
+    }
+}
+
+/// Packs rows of Q, times `scale`, into groups of `MR` with their elements interleaved; missing rows are zeros.
+fn pack<M: Micro>(micro: &M, op: &Attend<'_>, scale: f32, q: &mut [f32]) {
     let (n_rows, d_k, mr) = (op.n_rows(), op.k.d(), M::MR);
     if group_len::<M>(d_k) == 0 {
         return;
     }
-    // A bound is applied to a multiple of it.
-    let scale = match op.scores.softcap {
-        0.0 => op.scores.scale,
-        softcap => op.scores.scale / softcap,
-    };
     for (g, whole) in q.chunks_exact_mut(group_len::<M>(d_k)).enumerate() {
         let group = &mut whole[..mr * d_k];
         for i in 0..mr {
@@ -279,7 +293,11 @@ impl<M: Micro> Pass<'_, M> {
             }
         }
         let softcap = self.op.scores.softcap;
-        let row = RowScores { slope, softcap };
+        let row = RowScores {
+            scale: factor(&self.op.scores),
+            slope,
+            softcap,
+        };
         let old = self.state.max[r];
         let (max, sum) = self.micro.soft_max(scores, &steps[..=last], row, old);
         let mut share = 1.0;

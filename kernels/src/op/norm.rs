@@ -1,7 +1,7 @@
 //! `RMS_NORM` and `NORM` of rows.
 //!
 //! `rms_norm`: `out[i] = x[i] / sqrt(sum(x^2) / n + eps)`. `norm`: `out[i] = (x[i] - m) / sqrt(sum((x - m)^2) / n + eps)`
-//! with `m = sum(x) / n`. Sums are f32 in an order of the implementation's own: with `S` the sum of the magnitudes of
+//! with `m = sum(x) / n`. Sums are f32 or f64 in an order of the implementation's own: with `S` the sum of the magnitudes of
 //! the terms, each is within `(n / 32 + 6) * 2^-24 * S`, and results of `rms_norm` differ by at most the relative error
 //! that this leaves, and 4 ULP. A NaN or infinity makes what it takes part in non-finite or zero, as the formulas say.
 

@@ -31,6 +31,7 @@ impl Avx2 {
 
 impl Micro for Avx2 {
     const MR: usize = MR;
+    const SCALES: bool = true;
 
     fn fetch(&self, row: &[u8]) {
         // SAFETY: every x86_64 has `sse`.
@@ -232,16 +233,17 @@ fn scores_of<const N: usize>(q: &[f32], panel: &[[f32; STEP]], scores: &mut [Sco
 #[target_feature(enable = "avx2,fma,f16c")]
 fn soft_max(scores: &mut ScoreRow, steps: &[StepMask<'_>], row: RowScores, max: f32) -> (f32, f32) {
     let unseen = _mm256_set1_ps(f32::NEG_INFINITY);
-    let slope = _mm256_set1_ps(row.slope);
+    let (factor, slope) = (_mm256_set1_ps(row.scale), _mm256_set1_ps(row.slope));
     let (cap, is_capped) = (_mm256_set1_ps(row.softcap), row.softcap != 0.0);
     let vectors = &mut scores.as_chunks_mut::<LANES>().0[..4 * steps.len()];
     let mut greatest = _mm256_set1_ps(max);
     for (vectors, mask) in vectors.as_chunks_mut::<4>().0.iter_mut().zip(steps) {
         for (part, vector) in vectors.iter_mut().enumerate() {
             let mut s = load_f32x8(vector);
+            // Positions that are not there are -inf already, and stay so.
+            let there = _mm256_cmp_ps::<_CMP_NEQ_UQ>(s, unseen);
+            s = _mm256_blendv_ps(s, _mm256_mul_ps(s, factor), there);
             if is_capped {
-                // Positions that are not there are -inf already, and stay so.
-                let there = _mm256_cmp_ps::<_CMP_NEQ_UQ>(s, unseen);
                 s = _mm256_blendv_ps(s, _mm256_mul_ps(cap, tanh(s)), there);
             }
             if let Some(mask) = mask {

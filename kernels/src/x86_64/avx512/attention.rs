@@ -28,6 +28,7 @@ impl Avx512 {
 
 impl Micro for Avx512 {
     const MR: usize = MR;
+    const SCALES: bool = true;
 
     fn fetch(&self, row: &[u8]) {
         // SAFETY: every x86_64 has `sse`.
@@ -222,16 +223,17 @@ fn scores_of<const N: usize>(q: &[f32], panel: &[[f32; STEP]], scores: &mut [Sco
 #[target_feature(enable = "avx512f")]
 fn soft_max(scores: &mut ScoreRow, steps: &[StepMask<'_>], row: RowScores, max: f32) -> (f32, f32) {
     let unseen = _mm512_set1_ps(f32::NEG_INFINITY);
-    let slope = _mm512_set1_ps(row.slope);
+    let (factor, slope) = (_mm512_set1_ps(row.scale), _mm512_set1_ps(row.slope));
     let (cap, is_capped) = (_mm512_set1_ps(row.softcap), row.softcap != 0.0);
     let vectors = &mut scores.as_chunks_mut::<LANES>().0[..2 * steps.len()];
     let mut greatest = _mm512_set1_ps(max);
     for (vectors, mask) in vectors.as_chunks_mut::<2>().0.iter_mut().zip(steps) {
         for (side, vector) in vectors.iter_mut().enumerate() {
             let mut s = load_f32x16(vector);
+            // Positions that are not there are -inf already, and stay so.
+            let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(s, unseen);
+            s = _mm512_mask_mul_ps(s, there, s, factor);
             if is_capped {
-                // Positions that are not there are -inf already, and stay so.
-                let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(s, unseen);
                 s = _mm512_mask_mul_ps(s, there, cap, tanh(s));
             }
             if let Some(mask) = mask {
