@@ -105,8 +105,7 @@ fn kind(
     let spec = describe(codes, node)?;
     node.place()?; // where an output goes
     match spec.op {
-        // Half floats do not meet a wish for precision.
-        Op::MulMat if node.op_params()[0] == 0 && wants(&spec) => {
+        Op::MulMat if !super::wishes_precision(node) && wants(&spec) => {
             let place = leaf(codes, node.src(0)?)?;
             let (src0, x) = (spec.src(0).ok()?, *spec.src(1).ok()?);
             let x_place = node.src(1)?.place()?;

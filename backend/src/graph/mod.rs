@@ -16,6 +16,7 @@ pub use objects::{GraphObjects, objects};
 pub use segment::{Segment, Work, cut, n_threads_for};
 pub use weights::{is_weight, settle};
 
+use llada_npu_ffi::ggml::Type;
 use llada_npu_ffi::ggml::op::{self, OpCodes};
 use llada_npu_ffi::ggml::plugin::view::Node;
 
@@ -50,10 +51,9 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
         op::Op::SetRows if node.mark().is_some() => Op::SetKvRows(KvTiles::of_mark(node.mark()?)?),
         // Nothing else reads or writes tiles.
         _ if touches_tiles(node) => return None,
-        // The first parameter is a wish for precision, which we meet; others change what is computed or how.
-        op::Op::MulMat if params[1..].iter().all(|&param| param == 0) => Op::MulMat,
+        op::Op::MulMat if is_plain_product(node) => Op::MulMat,
         op::Op::FlashAttnExt => Op::FlashAttnExt(flash_attn(params)?),
-        op::Op::MulMatId if params[1..].iter().all(|&param| param == 0) => Op::MulMatId,
+        op::Op::MulMatId if is_plain_product(node) => Op::MulMatId,
         op::Op::Binary(op) => Op::Binary(binary_op(op)),
         op::Op::Cpy => Op::Cpy,
         op::Op::GetRows => Op::GetRows,
@@ -89,6 +89,23 @@ pub fn describe(codes: &OpCodes, node: Node<'_>) -> Option<Spec> {
     }
     let dst = layout(node)?;
     Some(Spec { op, dst, srcs })
+}
+
+/// Place of the wish for precise sums among a product's parameters, and of that for precise rows of x.
+const PRECISION: [usize; 2] = [0, 3];
+
+/// Tells whether a host wishes for more precision than half floats have.
+fn wishes_precision(node: Node<'_>) -> bool {
+    PRECISION.iter().any(|&i| node.op_params()[i] != 0)
+}
+
+/// Tells whether a product has no parameters but wishes for precision, others changing what is computed or how. Sums are f32.
+/// Quantised weights meet quantised rows of x, here as in ggml's CPU backend; half floats might not hold them.
+fn is_plain_product(node: Node<'_>) -> bool {
+    let params = node.op_params();
+    let holds_x = params[PRECISION[1]] == 0 || node.src(0).is_some_and(|w| w.type_() != Type::F16);
+    let others = |(i, &param): (usize, &i32)| param == 0 || PRECISION.contains(&i);
+    holds_x && params.iter().enumerate().all(others)
 }
 
 /// Tells whether an operand or the result lies in tiles: nobody but us computes such an operation.
