@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Usage: scripts/bench.sh kernels [--threads N] [--rows N,…] [--json] [--quick]
+# Usage: scripts/bench.sh kernels [--threads N] [--rows N,…] [--types TYPE,…] [--matrices KxN,…] [--json] [--quick]
 #
-# Products with Q4_0 and Q8_0 weights and attention on the llada-npu device against the CPU backend of the stock build (this
-# machine's instruction sets, weights repacked): same process, operations, data and threads, medians of interleaved pairs.
-# Ends with
+# Products with Q4_0 and Q8_0 weights (or those of --types: q4_0, q8_0, q4_k, q6_k) and attention on the llada-npu device
+# against the CPU backend of the stock build (this machine's instruction sets, weights repacked): same process, operations,
+# data and threads, medians of interleaved pairs. Ends with
 #     RESULT gemm_ratio_geomean=… gemm_ratio_min=… peak_share=… gemv_bandwidth_share=… attn_ratio=…
 # gemm_ratio_geomean: ggml's time over ours, geometric mean over 32 to 128 rows; gemm_ratio_min: the smallest of all products;
 # peak_share: smallest share of this machine's measured int8 peak over 32 to 128 rows; gemv_bandwidth_share: with one row,

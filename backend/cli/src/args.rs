@@ -90,6 +90,12 @@ pub(crate) struct BenchArgs {
     /// Products with these numbers of rows, and no attention
     #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, value_parser = whole::<usize>(1..=4096))]
     pub(crate) rows: Vec<usize>,
+    /// Products with weights of these types: `q4_0`, `q8_0`, `q4_k`, `q6_k` [default: the first two]
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Products with these matrices only, such as 4096x12288: elements of a row, rows
+    #[arg(long, value_name = "KxN", value_delimiter = ',')]
+    pub(crate) matrices: Vec<String>,
     /// Write one JSON object to stdout
     #[arg(long)]
     pub(crate) json: bool,

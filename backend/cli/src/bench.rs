@@ -27,6 +27,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
     for rows in &args.rows {
         words.extend(["--rows".into(), rows.to_string().into()]);
     }
+    for ty in &args.types {
+        words.extend(["--types".into(), ty.into()]);
+    }
+    for matrix in &args.matrices {
+        words.extend(["--matrices".into(), matrix.into()]);
+    }
     words.extend(args.json.then(|| "--json".into()));
     words.extend(args.quick.then(|| "--quick".into()));
     let source = Command::new(&path)

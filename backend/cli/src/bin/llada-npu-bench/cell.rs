@@ -20,12 +20,73 @@ const MAX_NMSE: f64 = 1e-3;
 const HEAD: usize = 128;
 const HEADS: usize = 32;
 
+/// Types of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Weights {
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_k", alias = "q4_K")]
+    Q4K,
+    #[value(name = "q6_k", alias = "q6_K")]
+    Q6K,
+}
+
+/// A block of weights: its elements, its bytes, and the high bytes of its half floats.
+struct Block {
+    elements: usize,
+    bytes: usize,
+    scales: &'static [usize],
+}
+
+impl Weights {
+    fn ty(self) -> Type {
+        match self {
+            Self::Q4_0 => Type::Q4_0,
+            Self::Q8_0 => Type::Q8_0,
+            Self::Q4K => Type(12),
+            Self::Q6K => Type(14),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "MUL_MAT q4_0",
+            Self::Q8_0 => "MUL_MAT q8_0",
+            Self::Q4K => "MUL_MAT q4_K",
+            Self::Q6K => "MUL_MAT q6_K",
+        }
+    }
+
+    fn block(self) -> Block {
+        let (elements, bytes, scales): (_, _, &[usize]) = match self {
+            Self::Q4_0 => (32, 18, &[1]),
+            Self::Q8_0 => (32, 34, &[1]),
+            Self::Q4K => (256, 144, &[1, 3]),
+            Self::Q6K => (256, 210, &[209]),
+        };
+        Block {
+            elements,
+            bytes,
+            scales,
+        }
+    }
+}
+
+impl std::fmt::Display for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name().trim_start_matches("MUL_MAT "))
+    }
+}
+
 /// What is computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Shape {
     /// `[k, n]` weights times `[k, rows]`.
     MulMat {
-        ty: Type,
+        ty: Weights,
         k: usize,
         n: usize,
         rows: usize,
@@ -54,7 +115,7 @@ impl Shape {
     /// Makes the operands that every run finds elsewhere: weights, or K and V.
     pub(crate) fn operands(&self, ctx: &Context) -> Vec<Tensor> {
         match *self {
-            Self::MulMat { ty, k, n, .. } => vec![tensor(ctx, ty, &[k, n])],
+            Self::MulMat { ty, k, n, .. } => vec![tensor(ctx, ty.ty(), &[k, n])],
             Self::Attention { n_kv, .. } => (0..2)
                 .map(|_| tensor(ctx, Type::F16, &[HEAD, n_kv, HEADS]))
                 .collect(),
@@ -120,7 +181,7 @@ impl Shape {
     /// Returns the bytes of the operands in ggml's format.
     fn operand_bytes(&self) -> usize {
         match *self {
-            Self::MulMat { ty, k, n, .. } => k / 32 * block_bytes(ty) * n,
+            Self::MulMat { ty, k, n, .. } => k / ty.block().elements * ty.block().bytes * n,
             Self::Attention { n_kv, .. } => 2 * 2 * HEAD * HEADS * n_kv,
         }
     }
@@ -128,21 +189,22 @@ impl Shape {
     /// Returns bytes for any operand: noise, with scales (or values) of a usual size.
     fn operand_data(&self) -> Vec<u8> {
         let mut bytes = noise(self.operand_bytes());
-        let block = match *self {
-            Self::MulMat { ty, .. } => block_bytes(ty),
-            Self::Attention { .. } => 2,
+        let (block, scales): (_, &[usize]) = match *self {
+            Self::MulMat { ty, .. } => (ty.block().bytes, ty.block().scales),
+            Self::Attention { .. } => (2, &[1]),
         };
         for block in bytes.chunks_exact_mut(block) {
-            // Exponents of numbers between 2^-8 and 1; random signs and fractions.
-            block[1] = block[1] & 0x9f | 0x20;
+            for &at in scales {
+                // Exponents of numbers between 2^-8 and 1; random signs and fractions.
+                block[at] = block[at] & 0x9f | 0x20;
+            }
         }
         bytes
     }
 
     fn name(&self) -> &'static str {
         match *self {
-            Self::MulMat { ty: Type::Q4_0, .. } => "MUL_MAT q4_0",
-            Self::MulMat { .. } => "MUL_MAT q8_0",
+            Self::MulMat { ty, .. } => ty.name(),
             Self::Attention { .. } => "FLASH_ATTN_EXT f16",
         }
     }
@@ -154,11 +216,6 @@ impl Shape {
         };
         Cell::new(self.name(), k, n, rows)
     }
-}
-
-/// Returns the bytes of 32 elements.
-fn block_bytes(ty: Type) -> usize {
-    if ty == Type::Q4_0 { 18 } else { 34 }
 }
 
 /// Returns bytes of a fixed sequence.

@@ -26,9 +26,9 @@ use clap::Parser;
 use ggml_llada_npu::abi::InitError;
 use llada_npu_ffi::ggml::loader::LoadError;
 use llada_npu_ffi::ggml::memory::MemoryError;
-use llada_npu_ffi::ggml::{Status, Type, loader};
+use llada_npu_ffi::ggml::{Status, loader};
 
-use cell::Shape;
+use cell::{Shape, Weights};
 use machine::{Machine, Memory};
 use report::Report;
 use side::Side;
@@ -49,9 +49,24 @@ struct Args {
     /// Products with these numbers of rows, and no attention
     #[arg(long, value_name = "N", value_delimiter = ',')]
     rows: Vec<usize>,
+    /// Products with weights of these types
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', default_values_t = [Weights::Q4_0, Weights::Q8_0])]
+    types: Vec<Weights>,
+    /// Products with these matrices only: elements of a row, rows
+    #[arg(long, value_name = "KxN", value_delimiter = ',', value_parser = matrix)]
+    matrices: Vec<(usize, usize)>,
     /// One small shape, to see that everything works
     #[arg(long)]
     quick: bool,
+}
+
+/// Reads `KxN`, elements of a row and rows; whole blocks of every type.
+fn matrix(text: &str) -> Result<(usize, usize), String> {
+    let sizes = text.split_once('x').and_then(|(k, n)| {
+        let (k, n): (usize, usize) = (k.parse().ok()?, n.parse().ok()?);
+        (k > 0 && k.is_multiple_of(256) && n > 0).then_some((k, n))
+    });
+    sizes.ok_or_else(|| "expected KxN, K a multiple of 256".to_owned())
 }
 
 /// Why nothing was measured.
@@ -124,8 +139,13 @@ fn run(args: &Args) -> Result<(), Error> {
     } else {
         (&MATRICES, &args.rows, &[])
     };
+    let matrices = if args.matrices.is_empty() {
+        matrices
+    } else {
+        &args.matrices
+    };
     let cycle_bytes = if args.quick { 16 << 20 } else { 512 << 20 };
-    for ty in [Type::Q4_0, Type::Q8_0] {
+    for &ty in &args.types {
         for &(k, n) in matrices {
             let shapes = rows.iter().map(|&rows| Shape::MulMat { ty, k, n, rows });
             cell::measure(
