@@ -98,12 +98,16 @@ impl<M: Multiply> Micro for Half<M> {
     }
 
     fn values(&self, rows: &[&[u8]], _half: bool, panel: &mut [f32], stride: usize) {
-        for (strip, lines) in lines_mut(panel).chunks_mut(STEP).enumerate() {
-            if strip * TILE >= stride {
-                break;
+        let n_strips = stride.div_ceil(TILE);
+        let strips = &mut lines_mut(panel).as_chunks_mut::<STEP>().0[..n_strips];
+        for (kv, row) in rows.iter().enumerate() {
+            let (whole, _) = row.as_chunks::<VECTOR>();
+            let (whole, _) = whole.as_chunks::<VECTORS>();
+            for (lines, whole) in strips.iter_mut().zip(whole) {
+                lines[kv] = *whole;
             }
-            for (row, line) in rows.iter().zip(lines) {
-                for (v, out) in line.iter_mut().enumerate() {
+            for (strip, lines) in strips.iter_mut().enumerate().skip(whole.len()) {
+                for (v, out) in lines[kv].iter_mut().enumerate() {
                     *out = vector(row, strip * VECTORS + v);
                 }
             }
@@ -249,13 +253,21 @@ fn pack(group: &mut [f32]) {
 /// Writes a line of positions for each element.
 #[target_feature(enable = "neon")]
 fn keys(rows: &[&[u8]], lines: &mut [Line]) {
-    for (c, lines) in lines.chunks_mut(8).enumerate() {
-        for side in 0..VECTORS {
+    for side in 0..VECTORS {
+        let row = |kv: usize| rows.get(side * 8 + kv).copied().unwrap_or(&[]);
+        let rows: [&[u8]; 8] = std::array::from_fn(row);
+        // Eights that all rows have.
+        let wholes = rows.map(|row| row.as_chunks::<VECTOR>().0);
+        let n = wholes.iter().map(|row| row.len()).min().unwrap_or(0);
+        let wholes = wholes.map(|row| &row[..n]);
+        for (c, lines) in lines.chunks_mut(8).enumerate() {
             let mut m = [vdupq_n_u16(0); 8];
-            for (kv, v) in m.iter_mut().enumerate() {
-                if let Some(row) = rows.get(side * 8 + kv) {
-                    *v = load_u16(&vector(row, c));
-                }
+            for kv in 0..8 {
+                m[kv] = if c < n {
+                    load_u16(&wholes[kv][c])
+                } else {
+                    load_u16(&vector(rows[kv], c))
+                };
             }
             for (line, v) in lines.iter_mut().zip(transpose_u16(m)) {
                 store_u16(&mut line[side], v);
