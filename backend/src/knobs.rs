@@ -3,15 +3,19 @@
 //! Each is a static of the variable's own name. Nothing else in the workspace reads the environment for settings of
 //! ours.
 
+mod choice;
 mod listing;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
 use llada_npu_ffi::qnn::{PerformanceMode, Soc};
 
-use crate::device::qnn::{Linear, RowCounts, Tier};
-use crate::memory::runtime::Policy;
+pub use choice::{Accel, HostWeights, Linear, Policy, Repack, Tier, UnknownPolicy};
+use choice::{
+    parse_accel, parse_host_weights, parse_linear, parse_policy, parse_repack, parse_tier,
+};
 pub use listing::{Setting, settings};
 
 /// A variable whose value cannot be used.
@@ -109,26 +113,6 @@ pub static LLADA_NPU_KERNEL: Knob<Vec<String>> = Knob {
     parse: parse_list,
 };
 
-/// Whether and where repacked weights are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repack {
-    /// Weights are used as they lie in the model.
-    Off,
-    /// In memory.
-    Memory,
-    /// In files that later loads and other processes share.
-    Cache,
-}
-
-fn parse_repack(value: &str) -> Option<Repack> {
-    match value {
-        "off" => Some(Repack::Off),
-        "memory" => Some(Repack::Memory),
-        "cache" => Some(Repack::Cache),
-        _ => None,
-    }
-}
-
 fn parse_dir(value: &str) -> Option<Option<PathBuf>> {
     Some(Some(PathBuf::from(value)))
 }
@@ -172,10 +156,6 @@ fn parse_mib(value: &str) -> Option<Option<u64>> {
     (1..=MAX_MIB).contains(&mib).then_some(Some(mib << 20))
 }
 
-fn parse_policy(value: &str) -> Option<Policy> {
-    value.parse().ok()
-}
-
 /// How many bytes may be mapped at the same time.
 pub static LLADA_NPU_BUDGET: Knob<Option<u64>> = Knob {
     name: "LLADA_NPU_BUDGET",
@@ -193,26 +173,6 @@ pub static LLADA_NPU_MEMORY: Knob<Policy> = Knob {
     default: Policy::PlannedPipeline,
     parse: parse_policy,
 };
-
-/// Where dense work runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accel {
-    /// On an NPU where a library and a device are found, else on the host.
-    Auto,
-    /// On QNN's library, an emulation included; on the host where that is impossible.
-    Qnn,
-    /// On the host.
-    Host,
-}
-
-fn parse_accel(value: &str) -> Option<Accel> {
-    match value {
-        "auto" => Some(Accel::Auto),
-        "qnn" => Some(Accel::Qnn),
-        "host" => Some(Accel::Host),
-        _ => None,
-    }
-}
 
 /// Where dense work runs.
 pub static LLADA_NPU_ACCEL: Knob<Accel> = Knob {
@@ -277,23 +237,25 @@ pub static LLADA_NPU_QNN_VTCM: Knob<Option<u32>> = Knob {
     parse: parse_vtcm,
 };
 
-/// Row counts of graphs.
-pub static LLADA_NPU_QNN_ROWS: Knob<RowCounts> = Knob {
+/// Most rows of a graph.
+const MAX_ROWS: usize = 4096;
+
+fn parse_rows(value: &str) -> Option<Cow<'static, [usize]>> {
+    let count = |count: &str| {
+        let count = count.trim().parse().ok();
+        count.filter(|n| (1..=MAX_ROWS).contains(n))
+    };
+    value.split(',').map(count).collect()
+}
+
+/// Row counts of graphs; multiples of the height of the NPU's tiles by default.
+pub static LLADA_NPU_QNN_ROWS: Knob<Cow<'static, [usize]>> = Knob {
     name: "LLADA_NPU_QNN_ROWS",
     expected: "numbers, separated by commas",
     help: "row counts that graphs are built for, 32,64,96,128,256,512 by default; rows are padded to the next; each that is met has its own copy of the weights",
-    default: RowCounts::DEFAULT,
-    parse: RowCounts::parse,
+    default: Cow::Borrowed(&[32, 64, 96, 128, 256, 512]),
+    parse: parse_rows,
 };
-
-fn parse_tier(value: &str) -> Option<Tier> {
-    match value {
-        "block" => Some(Tier::Block),
-        "half" => Some(Tier::Half),
-        "int8" => Some(Tier::Int8),
-        _ => None,
-    }
-}
 
 /// What weights become.
 pub static LLADA_NPU_QNN_WEIGHTS: Knob<Tier> = Knob {
@@ -303,14 +265,6 @@ pub static LLADA_NPU_QNN_WEIGHTS: Knob<Tier> = Knob {
     default: Tier::Block,
     parse: parse_tier,
 };
-
-fn parse_linear(value: &str) -> Option<Linear> {
-    match value {
-        "fc" => Some(Linear::FullyConnected),
-        "conv" => Some(Linear::Conv),
-        _ => None,
-    }
-}
 
 /// How products are written down for QNN.
 pub static LLADA_NPU_QNN_LINEAR: Knob<Linear> = Knob {
@@ -334,23 +288,6 @@ pub static LLADA_NPU_QNN_TIMEOUT: Knob<f64> = Knob {
     default: 120.0,
     parse: parse_seconds,
 };
-
-/// What becomes of the host's bytes of weights that an accelerator holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostWeights {
-    /// They stay in memory.
-    Keep,
-    /// Pages of a mapped file are given back.
-    Drop,
-}
-
-fn parse_host_weights(value: &str) -> Option<HostWeights> {
-    match value {
-        "keep" => Some(HostWeights::Keep),
-        "drop" => Some(HostWeights::Drop),
-        _ => None,
-    }
-}
 
 /// What becomes of the host's bytes of weights that an accelerator holds.
 pub static LLADA_NPU_HOST_WEIGHTS: Knob<HostWeights> = Knob {
@@ -406,6 +343,10 @@ mod tests {
         assert_eq!(parse_vtcm("x"), None);
         assert_eq!(parse_tier("int8"), Some(Tier::Int8));
         assert_eq!(parse_linear("conv"), Some(Linear::Conv));
+        assert_eq!(parse_rows("64, 8").as_deref(), Some(&[64, 8][..]));
+        for bad in ["", "0", "x", "32,", "-1", "5000"] {
+            assert_eq!(parse_rows(bad), None, "{bad:?}");
+        }
         assert_eq!(parse_performance("fast"), None);
         assert_eq!(parse_host_weights("drop"), Some(HostWeights::Drop));
     }

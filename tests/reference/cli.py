@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
 
-from . import corrupt, decode, make_gguf, twin  # noqa: E402
+from . import adapter, corrupt, decode, make_gguf, twin  # noqa: E402
 from . import full as full_mode  # noqa: E402
 from .cached import Options, cached  # noqa: E402
 from .model import Model  # noqa: E402
@@ -53,6 +53,8 @@ def load(args: argparse.Namespace) -> Model:
     model = copy.copy(load_file(args.model, np.float64 if args.f64 else np.float32))
     if getattr(args, "shift", None) is not None:
         model.config = replace(model.config, shift_logits=args.shift)
+    for path, scale in getattr(args, "adapter", []):
+        model = adapter.add(model, Path(path), float(scale))
     return model
 
 
@@ -223,6 +225,14 @@ def command_make(args: argparse.Namespace) -> None:
     print(json.dumps({"files": [str(part) for part in parts]}))
 
 
+def command_adapter(args: argparse.Namespace) -> None:
+    """Makes a LoRA adapter with random factors for a model."""
+    n = adapter.make(
+        Path(args.model), Path(args.out), args.rank, args.alpha, args.type, args.only, args.seed, args.gain
+    )
+    print(json.dumps({"matrices": n}))
+
+
 def command_twin(args: argparse.Namespace) -> None:
     """Relabels a diffusion model as its autoregressive twin."""
     print(json.dumps({"architecture": twin.twin(Path(args.model), Path(args.out))}))
@@ -310,6 +320,7 @@ def parser() -> argparse.ArgumentParser:
     p = command("logits", command_logits, out="f32 [n_tokens, n_vocab]")
     p.add_argument("--tokens", required=True, help="1,2,3 or @FILE")
     p.add_argument("--positions", help="1,2,3 or @FILE; default 0,1,…")
+    p.add_argument("--adapter", nargs=2, action="append", default=[], metavar=("FILE", "SCALE"), help="LoRA adapter, and its scale")
     p = command("forward", command_forward, out="f32 of all wanted rows, in order")
     p.add_argument("--request", default="-", help="JSON file, - for stdin")
     p = command("decode", command_decode, out="JSON lines")
@@ -325,6 +336,13 @@ def parser() -> argparse.ArgumentParser:
     add_decode_arguments(p)
     add_make_arguments(command("make", command_make, out="GGUF file", reads_model=False))
     command("twin", command_twin, out="GGUF file", computes=False)
+    p = command("adapter", command_adapter, out="GGUF file", computes=False)
+    p.add_argument("--rank", type=int, default=16)
+    p.add_argument("--alpha", type=float, default=16.0, help="0: scales are taken as they are")
+    p.add_argument("--type", default="F16", choices=make_gguf.VALUE_TYPES, help="of the factors")
+    p.add_argument("--only", default=adapter.ALL, metavar="REGEX", help="matrices that have factors, without `blk.N.` and `.weight`")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--gain", type=float, default=0.5, help="size of the addition to a product, at scale 1, of the product's")
     command("corrupt", command_corrupt, out="directory", computes=False)
     p = commands.add_parser("batch", help=command_batch.__doc__)
     p.set_defaults(run=command_batch)

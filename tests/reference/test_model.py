@@ -10,7 +10,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+from gguf import GGUFReader
 
+from reference import adapter
 from reference.container import Container
 from reference.make_gguf import SHAPES, TYPES, Spec, make
 from reference.model import Model
@@ -117,6 +119,24 @@ class ModelTest(unittest.TestCase):
                     fuse(fused, [f"blk.{i}.attn_{part}.{suffix}" for part in "qkv"], f"blk.{i}.attn_qkv.{suffix}")
             path.write_bytes(fused.encode())
             np.testing.assert_array_equal(Model.load(path).logits(self.tokens), apart.logits(self.tokens))
+
+    def test_an_adapter_adds_products_of_its_factors(self):
+        path = made(self.directory, "llada")
+        model, out = Model.load(path, np.float64), self.directory / "adapter.gguf"
+        n_layer = SHAPES["tiny"].n_layer
+        self.assertEqual(adapter.make(path, out, 4, 8.0, "F32", adapter.ALL, 1, 0.5), 7 * n_layer)
+        plain, added = model.logits(self.tokens), adapter.add(model, out, 0.5).logits(self.tokens)
+        self.assertGreater(np.abs(added - plain).max(), 0.1)
+        self.assert_close(adapter.add(model, out, 0.0).logits(self.tokens), plain)
+        self.assert_close(model.logits(self.tokens), plain)
+        # Twice one half is the whole, and a product apart is the same as one of the sum.
+        whole = adapter.add(model, out, 1.0)
+        self.assert_close(adapter.add(adapter.add(model, out, 0.5), out, 0.5).logits(self.tokens), whole.logits(self.tokens))
+        factors = {t.name: t.data for t in GGUFReader(out).tensors}
+        x = np.random.default_rng(3).standard_normal((5, SHAPES["tiny"].n_ff))
+        a, b = (factors[f"blk.1.ffn_down.weight.lora_{name}"].astype(np.float64) for name in "ab")
+        apart = x @ model.layers[1].ffn_down.T + 8.0 / 4 * (x @ a.T @ b.T)
+        self.assert_close(x @ whole.layers[1].ffn_down.T, apart)
 
     def test_twin_has_the_same_logits(self):
         for arch, other in (("llada", "llama"), ("dream", "qwen2")):

@@ -2,7 +2,8 @@
 //!
 //! Independent of the engine, and of our device unless a test loads it ([`load_plugin`]) and names it ([`Llama::load_on`]).
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::io::Write as _;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -18,6 +19,10 @@ pub struct Llama {
     ctx: NonNull<llama::llama_context>,
     n_vocab: usize,
 }
+
+/// Non-owning: a `LoRA` adapter of the [`Llama`] that loaded it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adapter(NonNull<llama::llama_adapter_lora>);
 
 impl Drop for Llama {
     fn drop(&mut self) {
@@ -36,6 +41,33 @@ unsafe extern "C" fn silent(
 ) {
 }
 
+/// Writes a line to stderr if it starts with the text that `user_data` points to.
+unsafe extern "C" fn filtered(
+    _level: llama::ggml_log_level,
+    text: *const std::ffi::c_char,
+    user_data: *mut std::ffi::c_void,
+) {
+    // SAFETY: libllama passes NUL-terminated texts.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    // SAFETY: `log_to_stderr` made it from such a text, which lives for ever.
+    let start = unsafe { CStr::from_ptr(user_data.cast()) };
+    if text.starts_with(&*start.to_string_lossy()) {
+        // There is nobody to tell of a failure.
+        let _written = std::io::stderr().write_all(text.as_bytes());
+    }
+}
+
+/// Writes lines of the log that start so to stderr, from now on.
+///
+/// # Panics
+/// For a text with NUL.
+pub fn log_to_stderr(start: &str) {
+    init();
+    let start = CString::new(start).expect("a text without NUL").into_raw();
+    // SAFETY: the callback is a static function; its data are never freed.
+    unsafe { llama::llama_log_set(Some(filtered), start.cast()) };
+}
+
 /// Starts libllama, and with it the ggml of this process; later calls do nothing.
 pub fn init() {
     static INIT: OnceLock<()> = OnceLock::new();
@@ -52,8 +84,16 @@ pub fn init() {
 /// # Panics
 /// When the host refuses it.
 pub fn load_plugin() {
+    load_plugin_at(&plugin());
+}
+
+/// Loads the plug-in of another place, as programs have to that do not lie beside it.
+///
+/// # Panics
+/// When the host refuses it.
+pub fn load_plugin_at(path: &Path) {
     init();
-    let path = CString::new(plugin().as_os_str().as_encoded_bytes()).expect("a path without NUL");
+    let path = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without NUL");
     // SAFETY: the path is NUL-terminated; the plug-in is ours.
     let reg = unsafe { llama::ggml_backend_load(path.as_ptr()) };
     assert!(!reg.is_null(), "the host refused the plug-in");
@@ -124,6 +164,38 @@ impl Llama {
             ctx,
             n_vocab: usize::try_from(n_vocab).expect("a size"),
         }
+    }
+
+    /// Loads a `LoRA` adapter, which is freed with the model.
+    ///
+    /// # Panics
+    /// When libllama refuses the file.
+    pub fn load_adapter(&mut self, path: &Path) -> Adapter {
+        let c_path = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path without NUL");
+        // SAFETY: the model is alive, the path NUL-terminated.
+        let raw = unsafe { llama::llama_adapter_lora_init(self.model.as_ptr(), c_path.as_ptr()) };
+        Adapter(NonNull::new(raw).unwrap_or_else(|| panic!("libllama refuses {}", path.display())))
+    }
+
+    /// Uses these adapters of the model at these scales, and no others, from now on.
+    ///
+    /// # Panics
+    /// When libllama refuses.
+    pub fn set_adapters(&mut self, adapters: &[(Adapter, f32)]) {
+        let (mut raw, mut scales): (Vec<_>, Vec<f32>) = adapters
+            .iter()
+            .map(|(adapter, scale)| (adapter.0.as_ptr(), *scale))
+            .unzip();
+        // SAFETY: context and adapters are alive; both arrays are as long as said, and copied.
+        let status = unsafe {
+            llama::llama_set_adapters_lora(
+                self.ctx.as_ptr(),
+                raw.as_mut_ptr(),
+                raw.len(),
+                scales.as_mut_ptr(),
+            )
+        };
+        assert_eq!(status, 0, "llama_set_adapters_lora failed");
     }
 
     /// Returns the vocabulary size.

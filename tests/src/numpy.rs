@@ -2,6 +2,7 @@
 //!
 //! A [`Numpy`] collects commands and runs them in one interpreter, because starting one costs as much as many forwards.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -136,6 +137,26 @@ impl Numpy {
     /// Adds the relabelling of a model as its autoregressive twin; returns the twin's path.
     pub fn twin(&mut self, model: &Path) -> PathBuf {
         self.add("twin", "", Some(model), ".gguf")
+    }
+
+    /// Adds the making of a random `LoRA` adapter for a model, with the arguments of `reference.cli adapter`; returns its path.
+    pub fn adapter(&mut self, model: &Path, arguments: &str) -> PathBuf {
+        self.add("adapter", arguments, Some(model), ".gguf")
+    }
+
+    /// Adds one forward over tokens, by the model with `LoRA` adapters at their scales; [`rows`] reads the logits.
+    ///
+    /// # Panics
+    /// When a path is not UTF-8.
+    pub fn logits(&mut self, model: &Path, tokens: &[i32], adapters: &[(&Path, f32)]) -> PathBuf {
+        let tokens: Vec<String> = tokens.iter().map(i32::to_string).collect();
+        let mut arguments = format!("--tokens {}", tokens.join(","));
+        for (path, scale) in adapters {
+            let path = path.to_str().expect("a UTF-8 path");
+            write!(arguments, " --adapter {path} {scale}")
+                .expect("writing to a string cannot fail");
+        }
+        self.add("logits", &arguments, Some(model), ".f32")
     }
 
     /// Adds a list of forwards (a request of `reference.cli forward`); [`rows`] reads the logits.

@@ -163,15 +163,19 @@ impl Answer {
     /// Returns a number of the report that the session logs at its end; `None` where there was no session.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
-        let key = format!("{name}=");
-        let report = self
-            .finished
-            .stderr
-            .lines()
-            .rfind(|line| line.contains("QNN: graphs_built="))?;
-        let word = report
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix(&key))?;
-        word.parse().ok()
+        report_number(&self.finished.stderr, name)
     }
+}
+
+/// Returns a number of the report that a session wrote into a log at its end; `None` where there was no session.
+#[must_use]
+pub fn report_number(log: &str, name: &str) -> Option<f64> {
+    let key = format!("{name}=");
+    let report = log
+        .lines()
+        .rfind(|line| line.contains("QNN: graphs_built="))?;
+    let word = report
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(&key))?;
+    word.parse().ok()
 }

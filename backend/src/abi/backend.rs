@@ -167,9 +167,7 @@ impl NpuBackend {
         let Some(accelerator) = self.accelerator.segments().filter(|_| is_wanted) else {
             return;
         };
-        let facts = facts(&self.codes, graph, &self.work, &|spec| {
-            accelerator.wants(spec)
-        });
+        let facts = facts(&self.codes, graph, &self.work, &*accelerator);
         self.dense = find(&facts, accelerator.fuses());
         self.started.resize(self.dense.segments.len(), false);
         let mut read = |node: usize, body: &mut dyn FnMut(&[u8])| {

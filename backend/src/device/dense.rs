@@ -33,8 +33,21 @@ pub enum DenseKind {
     FeedForward,
 }
 
+/// A low-rank addition to the product of a weight: `weight x + scale * (b (a x))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Addition {
+    /// The weight, among those of the segment.
+    pub weight: usize,
+    /// `rank` rows, as long as those of the weight.
+    pub a: DenseWeight,
+    /// As many rows as the weight has, of `rank` elements.
+    pub b: DenseWeight,
+    /// Factor.
+    pub scale: f32,
+}
+
 /// A dense segment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Dense {
     /// What it computes.
     pub kind: DenseKind,
@@ -42,6 +55,9 @@ pub struct Dense {
     pub x: Layout,
     /// The weights.
     pub weights: Vec<DenseWeight>,
+    /// What is added to products of weights before anything else is done with them. Factors and scales are other ones whenever
+    /// the host likes, the graph being the same.
+    pub additions: Vec<Addition>,
 }
 
 impl Dense {
@@ -49,6 +65,13 @@ impl Dense {
     #[must_use]
     pub fn n_rows(&self) -> usize {
         self.x.n_rows()
+    }
+
+    /// Returns what is added to the product of a weight.
+    pub fn additions_to(&self, weight: usize) -> impl Iterator<Item = &Addition> {
+        self.additions
+            .iter()
+            .filter(move |addition| addition.weight == weight)
     }
 }
 
@@ -60,11 +83,14 @@ pub trait SegmentAccelerator {
     /// Tells whether a product of a weight is one that segments may have.
     fn wants(&self, product: &Spec) -> bool;
 
+    /// Tells whether a product of a matrix is one that low-rank additions may have.
+    fn wants_factor(&self, product: &Spec) -> bool;
+
     /// Tells whether segments may be feed-forward parts.
     fn fuses(&self) -> bool;
 
-    /// Gets ready for the segments of a graph that is about to be computed. What was prepared for earlier graphs is kept
-    /// as long as its weights do not change.
+    /// Gets ready for the segments of a graph that is about to be computed, with the factors of their additions as they are
+    /// now. What was prepared for earlier graphs is kept as long as its weights do not change.
     ///
     /// It may take minutes: `is_aborted` is asked again and again whether to end early. Segments that are not ready then
     /// do not start.

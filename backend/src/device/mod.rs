@@ -16,7 +16,7 @@ mod mul_mat;
 mod op;
 pub mod qnn;
 
-pub use dense::{Dense, DenseKind, DenseWeight, ReadWeight, SegmentAccelerator};
+pub use dense::{Addition, Dense, DenseKind, DenseWeight, ReadWeight, SegmentAccelerator};
 pub use flash_attn::{FlashAttn, FlashAttnParams, FlashAttnShape};
 pub use mul_mat::{MulMat, MulMatShape, Operand};
 pub use op::{Layout, Op, Source, Spec, Task};

@@ -6,12 +6,15 @@
 #![deny(unsafe_code)]
 
 mod dense;
+mod facts;
+mod low_rank;
 mod objects;
 mod params;
 mod segment;
 mod weights;
 
-pub use dense::{DensePlan, Fact, Role, facts, find};
+pub use dense::{DensePlan, Role, find};
+pub use facts::{Fact, facts};
 pub use objects::{GraphObjects, objects};
 pub use segment::{Segment, Work, cut, n_threads_for};
 pub use weights::{is_weight, settle};

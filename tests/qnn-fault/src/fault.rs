@@ -15,6 +15,8 @@ pub(crate) enum Wrong {
     Row,
     /// The first is NaN.
     Nan,
+    /// Inputs after the first are taken for zero.
+    Inputs,
 }
 
 /// What happens at calls of a function.
@@ -45,7 +47,7 @@ pub(crate) enum Action {
 /// | `null CALL` | it answers with success, and no handle |
 /// | `slow CALL MS`, `hang CALL`, `abort CALL` | it takes its time; never returns; ends the process; each with `[after N]` |
 /// | `missing CALL` | it is not in the table |
-/// | `wrong scale`, `wrong row`, `wrong nan`, each with `[after N]` | outputs of executions are wrong |
+/// | `wrong scale`, `wrong row`, `wrong nan`, `wrong inputs`, each with `[after N]` | outputs of executions are wrong |
 /// | `formula` | weights in blocks are `q * scale + offset` instead of `(q + offset) * scale` |
 /// | `core X.Y.Z`, `backend X.Y.Z`, `provider NAME`, `build ID` | what the library says of itself |
 /// | `no-providers` | it has none |
@@ -104,6 +106,7 @@ impl Faults {
             ["wrong", "scale"] => self.wrong = Some((Wrong::Scale, after)),
             ["wrong", "row"] => self.wrong = Some((Wrong::Row, after)),
             ["wrong", "nan"] => self.wrong = Some((Wrong::Nan, after)),
+            ["wrong", "inputs"] => self.wrong = Some((Wrong::Inputs, after)),
             ["formula"] => self.formula = true,
             ["core", version] => self.core = Some(parse_version(version)?),
             ["backend", version] => self.backend = Some(parse_version(version)?),

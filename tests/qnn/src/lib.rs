@@ -4,5 +4,6 @@ pub mod case;
 pub mod fault;
 pub mod htp;
 pub mod linear;
+pub mod session;
 
 pub use fault::Fault;

@@ -46,6 +46,7 @@ impl Model {
             kind: DenseKind::FeedForward,
             x: Layout::contiguous(Type::F32, 4, [K, N_ROWS, 1, 1]),
             weights: (3 * i..3 * i + 3).map(weight).collect(),
+            additions: Vec::new(),
         };
         let number = |i: usize| (i * 37 % 101) as f32 / 101.0 - 0.4;
         Self {

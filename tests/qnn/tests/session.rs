@@ -5,16 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ggml_llada_npu::device::host::Host;
-use ggml_llada_npu::device::qnn::{
-    Linear, OpenOptions, Qnn, Report, RowCounts, Session, Settings, Tier, session,
-};
+use ggml_llada_npu::device::qnn::{Qnn, Report, Session, session};
 use ggml_llada_npu::device::{Dense, DenseKind, DenseWeight, Layout, SegmentAccelerator};
-use ggml_llada_npu::knobs::{Accel, HostWeights};
 use ggml_llada_npu::memory::store::Source;
 use ggml_llada_npu::memory::{CacheDir, Keep, WeightStore};
 use llada_npu_ffi::Region;
 use llada_npu_ffi::ggml::Type;
 use llada_npu_qnn_tests::Fault;
+use llada_npu_qnn_tests::session::settings;
 
 const K: usize = 32;
 
@@ -70,6 +68,7 @@ impl Weights {
                 nb: [4, 4 * K, 4 * K * n_rows, 4 * K * n_rows],
             },
             weights: (0..n_weights).map(weight).collect(),
+            additions: Vec::new(),
         }
     }
 
@@ -99,20 +98,7 @@ impl Weights {
 }
 
 fn open(fault: &Fault, cache: Option<&std::path::Path>) -> (Qnn, Arc<Session>) {
-    let settings = Settings {
-        accel: Accel::Qnn,
-        open: OpenOptions {
-            dir: fault.path().parent().map(Into::into),
-            soc: None,
-            performance: None,
-        },
-        rows: RowCounts::parse("16,64").expect("row counts"),
-        tier: Tier::Block,
-        linear: Linear::FullyConnected,
-        vtcm_mb: None,
-        timeout: Duration::from_secs(1),
-        host_weights: HostWeights::Keep,
-    };
+    let settings = settings(fault);
     let cache = cache.map(|dir| CacheDir::new(dir.to_owned(), "qnn", 1 << 30));
     let session = Arc::new(Session::open(settings, cache).expect("the library opens"));
     (
@@ -155,7 +141,8 @@ fn a_file_whose_graphs_are_wrong_is_made_anew() {
     // The file is read, and its graph is wrong until the results of the check are looked at.
     fault.set("wrong scale");
     let report = start(&mut |n_reads| {
-        if n_reads == 2 {
+        // The check reads before it runs the graph; the key of the one that is made anew is the next.
+        if n_reads == 3 {
             fault.set("");
         }
         true

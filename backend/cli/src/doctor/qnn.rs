@@ -7,8 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use ggml_llada_npu::device::qnn::{Finding, Settings, Tier, Weight, probe};
-use ggml_llada_npu::knobs::{Accel, HostWeights};
+use ggml_llada_npu::device::qnn::{Finding, FindingKind, Settings, Weight, probe};
+use ggml_llada_npu::knobs::{Accel, HostWeights, Tier};
 use ggml_llada_npu::memory;
 use ggml_llada_npu::model::ModelFile;
 use serde::{Deserialize, Serialize};
@@ -34,9 +34,22 @@ pub(super) struct Qnn {
     host_weights: &'static str,
 }
 
+/// What something that was tried says about the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Part {
+    /// Nothing works without it.
+    Needed,
+    /// Products in the form that the settings choose.
+    Chosen,
+    /// Nothing.
+    Other,
+}
+
 /// One thing that was tried.
 #[derive(Debug, Deserialize, Serialize)]
 struct Found {
+    part: Part,
     what: String,
     works: bool,
     detail: String,
@@ -77,10 +90,10 @@ pub(super) fn look() -> Qnn {
     let findings = try_library(settings.timeout + SLACK);
     let broken = findings
         .iter()
-        .find(|found| !found.works && found.is_needed());
+        .find(|found| !found.works && found.part == Part::Needed);
     let computes = findings
         .iter()
-        .any(|found| found.works && found.is_product());
+        .any(|found| found.works && found.part == Part::Chosen);
     let emulated = cfg!(target_arch = "x86_64");
     let (used, reason) = match (settings.accel, broken) {
         (Accel::Host, _) => (false, "LLADA_NPU_ACCEL=host".to_owned()),
@@ -89,7 +102,10 @@ pub(super) fn look() -> Qnn {
             false,
             "LLADA_NPU_ACCEL=auto does not take an emulation, LLADA_NPU_ACCEL=qnn does".to_owned(),
         ),
-        _ if !computes => (false, "no graph computes what it should".to_owned()),
+        _ if !computes => (
+            false,
+            "no graph of the chosen form of weights computes what it should".to_owned(),
+        ),
         _ => (true, "products with weights run there".to_owned()),
     };
     Qnn {
@@ -109,17 +125,17 @@ pub(super) fn look() -> Qnn {
     }
 }
 
-impl Found {
-    /// Tells whether nothing works without it.
-    fn is_needed(&self) -> bool {
-        ["library", "device", "process"].contains(&self.what.as_str())
-    }
-
-    /// Tells whether it is a product of weights in some form.
-    fn is_product(&self) -> bool {
-        ["blocks", "half floats", "bytes per row"]
-            .iter()
-            .any(|form| self.what.contains(form))
+impl Part {
+    fn of(kind: FindingKind, settings: &Settings) -> Self {
+        match kind {
+            FindingKind::Needed => Self::Needed,
+            FindingKind::Product(tier, linear)
+                if (tier, linear) == (settings.tier, settings.linear) =>
+            {
+                Self::Chosen
+            }
+            _ => Self::Other,
+        }
     }
 }
 
@@ -156,6 +172,7 @@ pub(super) fn copies(model: &ModelFile) -> Copies {
 /// Tries the library in a process of its own, which may not be silent for longer than `limit`.
 fn try_library(limit: Duration) -> Vec<Found> {
     let ended = |detail: String| Found {
+        part: Part::Needed,
         what: "process".to_owned(),
         works: false,
         detail,
@@ -238,11 +255,13 @@ pub(super) fn child() {
     let mut stdout = std::io::stdout();
     probe(&settings, &mut |finding| {
         let Finding {
+            kind,
             what,
             works,
             detail,
         } = finding;
         let found = Found {
+            part: Part::of(kind, &settings),
             what,
             works,
             detail,
@@ -261,6 +280,7 @@ pub(super) fn lines(qnn: &Qnn, mut line: impl FnMut(&str, String)) {
         what,
         works,
         detail,
+        ..
     } in &qnn.findings
     {
         let works = if *works { "yes" } else { "no" };

@@ -1,13 +1,19 @@
 //! The check of a graph before its first use: some results, compared with products of the dequantised weights.
 //!
 //! The library may accept a graph and compute wrong numbers. Every graph is therefore run once on a known input; of some
-//! rows, some columns of each output are computed anew, in f64, from ggml's blocks.
+//! rows, some columns of each output are computed anew, in f64, from ggml's blocks. Where a graph has room for additions, some are
+//! made up that are as large as the products, so that an error of either shows.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use half::f16;
+
+use super::low_rank::Factors;
 use super::part::Part;
-use super::weight::{QnnType, Tier};
+use super::weight::QnnType;
 use crate::device::{DenseKind, DenseWeight};
+use crate::knobs::Tier;
 
 /// Rows that are looked at, at most.
 const N_ROWS: usize = 3;
@@ -28,14 +34,19 @@ pub(super) fn max_nmse(kind: DenseKind, tier: Tier) -> f64 {
 
 /// Makes the input: `n_rows` rows of `k` numbers without a pattern, all half floats.
 pub(super) fn input(n_rows: usize, k: usize) -> Vec<f32> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
+    noise(n_rows * k, 0)
+}
+
+/// Makes numbers between -2 and 2 without a pattern, others for every stream.
+fn noise(len: usize, stream: u64) -> Vec<f32> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * stream + 1);
+    let next = || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         f32::from(state.to_le_bytes()[4].cast_signed()) / 64.0
     };
-    (0..n_rows * k).map(|_| next()).collect()
+    std::iter::repeat_with(next).take(len).collect()
 }
 
 /// Returns which rows of the results are looked at.
@@ -104,6 +115,113 @@ fn dot(a: &[f32], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, b)| f64::from(a) * b).sum()
 }
 
+/// A made-up addition to the product of a weight, of elements that half floats hold.
+#[derive(Clone, Debug)]
+pub(super) struct Example {
+    k: usize,
+    rank: usize,
+    /// `[k, rank]`.
+    a: Vec<f32>,
+    /// `[rank, n]`.
+    b: Vec<f32>,
+}
+
+fn half(x: f32) -> f32 {
+    f16::from_f32(x).to_f32()
+}
+
+impl Example {
+    /// Makes one for a weight of `n` rows of `k` elements, the `i`th of a segment.
+    pub(super) fn new(i: usize, k: usize, n: usize, rank: usize) -> Self {
+        // Of its own: what is alike in gate and up makes some of their products huge.
+        let stream = 2 * i as u64 + 1;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a factor, of any size about this"
+        )]
+        let shrink = 1.0 / (k as f32).sqrt();
+        Self {
+            k,
+            rank,
+            a: noise(rank * k, stream)
+                .iter()
+                .map(|a| half(a * shrink))
+                .collect(),
+            b: noise(n * rank, stream + 1),
+        }
+    }
+
+    /// Returns it as graphs take it.
+    pub(super) fn factors(&self) -> Factors {
+        let halves = |values: &[f32]| {
+            let halves = values.iter().map(|&x| f16::from_f32(x).to_le_bytes());
+            Arc::new(halves.flatten().collect::<Vec<u8>>())
+        };
+        Factors {
+            a: halves(&self.a),
+            b: halves(&self.b),
+        }
+    }
+
+    /// Multiplies with the first factor.
+    fn low(&self, x: &[f64]) -> Vec<f64> {
+        self.a.chunks_exact(self.k).map(|a| dot(a, x)).collect()
+    }
+
+    fn of_column(&self, column: usize, low: &[f64]) -> f64 {
+        dot(&self.b[column * self.rank..][..self.rank], low)
+    }
+
+    /// Becomes as large as the products that it is added to, and is added to them: `sums` has some columns, by column and row.
+    fn add_to(&mut self, inputs: &[Vec<f64>], columns: &[usize], sums: &mut [Vec<f64>]) {
+        let lows: Vec<Vec<f64>> = inputs.iter().map(|x| self.low(x)).collect();
+        let power = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+        let of_sums = power(&mut sums.iter().flatten().copied());
+        let columns_and_lows = columns
+            .iter()
+            .flat_map(|&column| lows.iter().map(move |low| (column, low)));
+        let own = power(&mut columns_and_lows.map(|(column, low)| self.of_column(column, low)));
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a factor, of any size about this"
+        )]
+        let factor = (of_sums / own).sqrt().clamp(1e-3, 1e3) as f32;
+        if factor.is_finite() {
+            for b in &mut self.b {
+                *b = half(*b * factor);
+            }
+        }
+        for (&column, sums) in columns.iter().zip(sums) {
+            for (sum, low) in sums.iter_mut().zip(&lows) {
+                *sum += self.of_column(column, low);
+            }
+        }
+    }
+}
+
+/// Some results of a part.
+pub(super) struct Samples {
+    columns: Vec<usize>,
+    /// By column, by row that is looked at.
+    values: Vec<Vec<f64>>,
+}
+
+impl Samples {
+    /// Compares with results, from column `start` on: those of the rows that are looked at.
+    pub(super) fn compare<'r>(
+        &self,
+        results: impl Iterator<Item = &'r [f32]>,
+        start: usize,
+        sums: &mut Sums,
+    ) {
+        for (row, results) in results.enumerate() {
+            for (column, values) in self.columns.iter().zip(&self.values) {
+                sums.add(f64::from(results[column - start]), values[row]);
+            }
+        }
+    }
+}
+
 /// Reference results of a part, for rows of the input.
 pub(super) struct Reference {
     /// By row that is looked at: what the last products multiply.
@@ -120,41 +238,51 @@ impl Reference {
     }
 
     /// Computes what `down` multiplies.
-    pub(super) fn feed_forward(mut self, gate: &Rows<'_>, up: &Rows<'_>) -> Self {
-        let mut values = Vec::new();
-        let mut inner = vec![Vec::with_capacity(gate.weight.n); self.inputs.len()];
-        for n in 0..gate.weight.n {
-            gate.row(n, &mut values);
-            for (x, inner) in self.inputs.iter().zip(&mut inner) {
-                let g = dot(&values, x);
-                inner.push(g / (1.0 + (-g).exp()));
-            }
-            up.row(n, &mut values);
-            for (x, inner) in self.inputs.iter().zip(&mut inner) {
-                inner[n] *= dot(&values, x);
-            }
+    pub(super) fn feed_forward(
+        mut self,
+        (gate, to_gate): (&Rows<'_>, Option<&mut Example>),
+        (up, to_up): (&Rows<'_>, Option<&mut Example>),
+    ) -> Self {
+        let columns: Vec<usize> = (0..gate.weight.n).collect();
+        let gate = self.sums(gate, &columns, to_gate);
+        let up = self.sums(up, &columns, to_up);
+        for (row, inner) in self.inputs.iter_mut().enumerate() {
+            let silu = |g: f64| g / (1.0 + (-g).exp());
+            let gated = gate.iter().zip(&up);
+            *inner = gated.map(|(g, u)| silu(g[row]) * u[row]).collect();
         }
-        self.inputs = inner;
         self
     }
 
-    /// Compares some columns, which are rows `columns` of the weight. `results` gives a row that is looked at, by its
-    /// number among those.
-    pub(super) fn compare(
+    /// Computes some columns, which are rows of the weight.
+    fn sums(
+        &self,
+        weight: &Rows<'_>,
+        columns: &[usize],
+        addition: Option<&mut Example>,
+    ) -> Vec<Vec<f64>> {
+        let mut values = Vec::new();
+        let column = |&column: &usize| {
+            weight.row(column, &mut values);
+            self.inputs.iter().map(|x| dot(&values, x)).collect()
+        };
+        let mut sums: Vec<Vec<f64>> = columns.iter().map(column).collect();
+        if let Some(addition) = addition {
+            addition.add_to(&self.inputs, columns, &mut sums);
+        }
+        sums
+    }
+
+    /// Computes some of the columns `columns`, which are rows of the weight; an addition becomes as large as they are.
+    pub(super) fn samples(
         &self,
         weight: &Rows<'_>,
         columns: &Range<usize>,
-        results: &[Vec<f32>],
-        sums: &mut Sums,
-    ) {
-        let mut values = Vec::new();
-        for column in spread(columns.clone(), N_COLUMNS) {
-            weight.row(column, &mut values);
-            for (x, results) in self.inputs.iter().zip(results) {
-                let result = results[column - columns.start];
-                sums.add(f64::from(result), dot(&values, x));
-            }
-        }
+        addition: Option<&mut Example>,
+    ) -> Samples {
+        let columns = spread(columns.clone(), N_COLUMNS);
+        let values = self.sums(weight, &columns, addition);
+        Samples { columns, values }
     }
 }
 
@@ -201,17 +329,38 @@ mod tests {
         };
         let x = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 2.0];
         let reference = Reference::products(&x, 4, &[0, 1]);
-        let check = |results: &[Vec<f32>]| {
+        let check = |results: [[f32; 2]; 2], addition: Option<&mut Example>| {
             let mut sums = Sums::default();
-            reference.compare(&rows, &(0..2), results, &mut sums);
+            let samples = reference.samples(&rows, &(0..2), addition);
+            samples.compare(results.iter().map(<[f32; 2]>::as_slice), 0, &mut sums);
             sums.nmse()
         };
-        assert_eq!(check(&[vec![10.0, 0.0], vec![9.0, 2.0]]), 0.0);
-        assert!(check(&[vec![10.0, 0.1], vec![9.0, 2.0]]) > 1e-5);
-        assert_eq!(check(&[vec![f32::NAN, 0.0], vec![9.0, 2.0]]), f64::INFINITY);
+        assert_eq!(check([[10.0, 0.0], [9.0, 2.0]], None), 0.0);
+        assert!(check([[10.0, 0.1], [9.0, 2.0]], None) > 1e-5);
+        assert_eq!(check([[f32::NAN, 0.0], [9.0, 2.0]], None), f64::INFINITY);
         // Down of silu(g) * u, with gate and up the same.
-        let inner = Reference::products(&x, 4, &[1]).feed_forward(&rows, &rows);
+        let inner = Reference::products(&x, 4, &[1]).feed_forward((&rows, None), (&rows, None));
         let silu = |g: f64| g / (1.0 + (-g).exp());
         assert_eq!(inner.inputs, [vec![silu(9.0) * 9.0, silu(2.0) * 2.0]]);
+        // What is added makes up half of the power, so that it does not pass without it, and not for nothing.
+        let mut example = Example::new(0, 4, 2, 2);
+        assert!(check([[10.0, 0.0], [9.0, 2.0]], Some(&mut example)) > 0.1);
+        let factors = example.factors();
+        let halves = |bytes: &[u8]| -> Vec<f32> {
+            let halves = bytes.as_chunks().0.iter();
+            halves
+                .map(|&half| f16::from_le_bytes(half).to_f32())
+                .collect()
+        };
+        let (a, b) = (halves(&factors.a), halves(&factors.b));
+        let mut results = [[10.0, 0.0], [9.0, 2.0]];
+        for (results, x) in results.iter_mut().zip(x.chunks_exact(4)) {
+            for (result, b) in results.iter_mut().zip(b.chunks_exact(2)) {
+                for (b, a) in b.iter().zip(a.chunks_exact(4)) {
+                    *result += b * a.iter().zip(x).map(|(a, x)| a * x).sum::<f32>();
+                }
+            }
+        }
+        assert!(check(results, Some(&mut example)) < 1e-6);
     }
 }

@@ -215,7 +215,7 @@ impl Engine {
         &mut self,
         context: u64,
         graph: usize,
-        inputs: &[Vec<u8>],
+        inputs: &[&[u8]],
     ) -> Result<Vec<Vec<u8>>, Error> {
         let graphs = self
             .contexts

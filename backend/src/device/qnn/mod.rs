@@ -10,6 +10,7 @@
 //! | [`rows`](RowCounts) | row counts of graphs |
 //! | [`weight`](Weight) | ggml's blocks as QNN's integers, scales and offsets |
 //! | `part` | a segment as graphs: slices, descriptions, how elements are kept |
+//! | `low_rank` | additions to products, whose factors are inputs of graphs |
 //! | `check` | results compared with a reference before first use |
 //! | `engine` | library, device, contexts: all that lives on the library's thread |
 //! | `worker` | that thread, with a time limit |
@@ -24,6 +25,7 @@
 mod cache;
 mod check;
 mod engine;
+mod low_rank;
 mod part;
 mod probe;
 mod report;
@@ -42,18 +44,19 @@ use super::host::Host;
 use super::{
     Accelerator, Dense, DeviceError, Op, OperandError, ReadWeight, SegmentAccelerator, Spec, Task,
 };
-use crate::knobs::{Accel, KnobError};
+use crate::knobs::{Accel, KnobError, Tier};
 use crate::memory::{PlainGuard, context_dir};
 pub use check::Sums;
 use engine::LIBRARY;
 pub use engine::{Identity, OpenOptions};
-pub use part::{Form, Linear, describe};
-pub use probe::{Finding, Measured, measure, probe};
+use low_rank::{FactorCache, Factors};
+pub use part::{Form, describe};
+pub use probe::{Finding, FindingKind, Measured, measure, probe};
 pub use report::Report;
 pub use rows::{Piece, RowCounts};
 pub use session::Session;
 pub use settings::Settings;
-pub use weight::{LowerError, QnnType, Tier, Weight, WeightData};
+pub use weight::{LowerError, QnnType, Weight, WeightData};
 
 /// Fewest elements of a row, and fewest rows, of a weight that has a graph.
 const MIN_K: usize = 32;
@@ -165,6 +168,9 @@ pub struct Qnn {
     session: Arc<Session>,
     /// Segments of the current graph.
     segments: Vec<Dense>,
+    /// The factors of their additions, by weight; `None` for a segment with factors that graphs do not take.
+    factors: Vec<Option<Vec<Option<Factors>>>>,
+    factor_cache: FactorCache,
     /// Results that are not written yet, by segment.
     results: Vec<Vec<Vec<f32>>>,
 }
@@ -177,6 +183,8 @@ impl Qnn {
             host,
             session,
             segments: Vec::new(),
+            factors: Vec::new(),
+            factor_cache: FactorCache::default(),
             results: Vec::new(),
         }
     }
@@ -213,6 +221,10 @@ impl SegmentAccelerator for Qnn {
         is_dense(product).is_some()
     }
 
+    fn wants_factor(&self, product: &Spec) -> bool {
+        matrix(product).is_some()
+    }
+
     fn fuses(&self) -> bool {
         // Between products in 16 bits, ranges would have to be known.
         self.session.settings().tier != Tier::Int8
@@ -229,8 +241,11 @@ impl SegmentAccelerator for Qnn {
         self.segments.extend_from_slice(segments);
         self.results.clear();
         self.results.resize(segments.len(), Vec::new());
+        self.factors.clear();
         if self.session.is_alive() {
             self.session.prepare(segments, weights, read, is_aborted);
+            self.factors = self.factor_cache.of_graph(segments, weights, read);
+            self.session.refuse_factors(self.factor_cache.take_failed());
         }
     }
 
@@ -238,7 +253,10 @@ impl SegmentAccelerator for Qnn {
         let Some(segment) = self.segments.get(i).filter(|_| self.session.is_alive()) else {
             return false;
         };
-        let results = gather(segment, x).and_then(|x| self.session.run(segment, &x));
+        let Some(factors) = self.factors.get(i).and_then(Option::as_ref) else {
+            return false;
+        };
+        let results = gather(segment, x).and_then(|x| self.session.run(segment, &x, factors));
         let is_done = results.is_some();
         self.results[i] = results.unwrap_or_default();
         is_done
@@ -261,20 +279,26 @@ impl SegmentAccelerator for Qnn {
     }
 }
 
-/// Tells whether a product is one of contiguous rows of weights that can be lowered, and f32 rows.
-fn is_dense(product: &Spec) -> Option<()> {
+/// Returns elements of a row, and rows, of the matrix of a product that can be lowered: contiguous rows, and f32 rows to multiply.
+fn matrix(product: &Spec) -> Option<(usize, usize)> {
     let (src0, src1) = (product.src(0).ok()?, product.src(1).ok()?);
     let ty = QnnType::from_ggml_type(src0.type_.0)?;
     let [k, n, ne2, ne3] = src0.ne;
     let row_size = ty.row_size(k)?;
-    let is_matrix = ne2 == 1 && ne3 == 1 && src0.nb[1] == row_size && k >= MIN_K && n >= MIN_N;
+    let is_matrix = ne2 == 1 && ne3 == 1 && src0.nb[1] == row_size && k > 0 && n > 0;
     let fits = u32::try_from(k.checked_mul(n)?.checked_mul(2)?).is_ok();
     let x_fits = src1.type_ == Type::F32 && src1.nb[0] == size_of::<f32>() && src1.ne[0] == k;
     let [_, m, ne12, ne13] = src1.ne;
     let dst = &product.dst;
     let dst_fits = dst.type_ == Type::F32 && dst.ne == [n, m, ne12, ne13] && dst.is_contiguous(4);
     let all = product.op == Op::MulMat && is_matrix && fits && x_fits && dst_fits;
-    (all && src1.n_rows() > 0).then_some(())
+    (all && src1.n_rows() > 0).then_some((k, n))
+}
+
+/// Tells whether a product is one of a weight that has a graph.
+fn is_dense(product: &Spec) -> Option<()> {
+    let (k, n) = matrix(product)?;
+    (k >= MIN_K && n >= MIN_N).then_some(())
 }
 
 /// Reads the rows of an input, one after the other.

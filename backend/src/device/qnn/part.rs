@@ -5,14 +5,17 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::f16;
 use llada_npu_ffi::qnn::{
     DataType, GraphOptions, GraphSpec, Quantization, SpecError, TensorId, TensorType,
 };
 
+use super::low_rank::{Factors, rooms};
 use super::weight::{Weight, WeightData};
 use crate::device::{Dense, DenseKind, DenseWeight};
+use crate::knobs::Linear;
 
 /// Most rows of a weight in one graph.
 pub(super) const MAX_COLUMNS: usize = 16384;
@@ -23,6 +26,8 @@ pub(super) struct PartWeight {
     /// The weight among those of the segment.
     pub(super) index: usize,
     pub(super) rows: Range<usize>,
+    /// Rank of additions to the product that the graph has room for; 0: none.
+    pub(super) rank: usize,
 }
 
 /// A part of a segment.
@@ -51,11 +56,36 @@ impl Part {
     }
 }
 
+/// Bytes of an input.
+pub(super) type Input = (Arc<Vec<u8>>, Range<usize>);
+
+impl Part {
+    /// Returns the inputs of its graph after the first: what is added to products, whose factors are given by weight of the
+    /// segment.
+    pub(super) fn factors(&self, factors: &[Option<Factors>]) -> Vec<Input> {
+        let of = |part: &PartWeight| {
+            let factors = factors.get(part.index).and_then(Option::as_ref);
+            let factors = factors.filter(|_| part.rank > 0)?;
+            let row = 2 * part.rank;
+            Some([
+                (Arc::clone(&factors.a), 0..factors.a.len()),
+                (
+                    Arc::clone(&factors.b),
+                    part.rows.start * row..part.rows.end * row,
+                ),
+            ])
+        };
+        self.weights.iter().filter_map(of).flatten().collect()
+    }
+}
+
 /// Cuts a segment into parts.
 pub(super) fn parts(segment: &Dense) -> Vec<Part> {
+    let ranks = rooms(segment);
     let whole = |(index, weight): (usize, &DenseWeight)| PartWeight {
         index,
         rows: 0..weight.n,
+        rank: ranks[index],
     };
     let kind = segment.kind;
     if kind == DenseKind::FeedForward {
@@ -75,21 +105,12 @@ pub(super) fn parts(segment: &Dense) -> Vec<Part> {
     for (index, weight) in large {
         for start in (0..weight.n).step_by(MAX_COLUMNS) {
             let rows = start..weight.n.min(start + MAX_COLUMNS);
-            let weights = vec![PartWeight { index, rows }];
+            let rank = ranks[index];
+            let weights = vec![PartWeight { index, rows, rank }];
             parts.push(Part { kind, weights });
         }
     }
     parts
-}
-
-/// How products are written down for the library; the same numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Linear {
-    /// `FullyConnected`.
-    #[default]
-    FullyConnected,
-    /// A convolution with a kernel of one pixel.
-    Conv,
 }
 
 /// How elements of inputs and outputs are kept.
@@ -183,7 +204,7 @@ impl Element {
     }
 }
 
-fn all_finite(halves: &[u8]) -> bool {
+pub(super) fn all_finite(halves: &[u8]) -> bool {
     halves
         .as_chunks::<2>()
         .0
@@ -192,15 +213,16 @@ fn all_finite(halves: &[u8]) -> bool {
 }
 
 /// What a description is made for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Form {
     /// Rows of the input.
     pub n_rows: usize,
     /// How products are written down.
     pub linear: Linear,
-    /// Room for a low-rank addition to the product of a single weight: its rank. `a` `[rank, k]` and `b` `[n, rank]` are
-    /// inputs after `x`; the output is `W x + b (a x)`.
-    pub rank: Option<usize>,
+    /// Room for low-rank additions, by weight: their rank, 0 or missing where there is none. The matrices `a`, `rank` rows as long as
+    /// those of the weight, and `b`, as many rows as the weight has, of `rank` elements, are inputs after `x`, those of the first
+    /// such weight before those of the second; the product is then `W x + b (a x)`.
+    pub ranks: Vec<usize>,
     /// Fast memory to use, in MiB; 0: all.
     pub vtcm_mb: Option<u32>,
 }
@@ -223,7 +245,7 @@ pub fn describe<'d>(
     let k = weights.first().map_or(0, |weight| weight.k);
     let mut builder = Builder {
         spec: GraphSpec::new(name, options),
-        form: *form,
+        form: form.clone(),
         fixed: matches!(
             weights.first(),
             Some(Weight {
@@ -249,8 +271,8 @@ struct Builder<'d> {
 }
 
 impl<'d> Builder<'d> {
-    fn dims(&self, columns: usize) -> Vec<u32> {
-        let [m, n] = [self.form.n_rows, columns].map(dim);
+    fn dims(&self, rows: usize, columns: usize) -> Vec<u32> {
+        let [m, n] = [rows, columns].map(dim);
         match self.form.linear {
             Linear::FullyConnected => vec![m, n],
             Linear::Conv => vec![1, 1, m, n],
@@ -258,7 +280,7 @@ impl<'d> Builder<'d> {
     }
 
     fn activation(&self, columns: usize, scale: f32) -> TensorType<'static> {
-        let dims = self.dims(columns);
+        let dims = self.dims(self.form.n_rows, columns);
         if !self.fixed {
             return TensorType::new(DataType::Float16, &dims);
         }
@@ -325,37 +347,42 @@ impl<'d> Builder<'d> {
             // No result of rows with elements of at most 1 is larger; a little more for what rounding adds.
             let bound = weight.largest_sum().unwrap_or(1.0).max(f32::MIN_POSITIVE) * 1.001;
             let ty = self.activation(weight.n, bound / FIXED_STEPS);
-            let y = self.spec.output(&format!("y{i}"), ty.clone())?;
-            match self.form.rank {
-                Some(rank) if weights.len() == 1 => {
-                    let product = self.spec.native("product", ty)?;
-                    self.linear("fc0", x, weight, product)?;
-                    self.low_rank(x, weight, rank, product, y)?;
-                }
-                _ => self.linear(&format!("fc{i}"), x, weight, y)?,
-            }
+            let y = self.spec.output(&format!("y{i}"), ty)?;
+            self.sum(&format!("fc{i}"), i, x, weight, y)?;
         }
         Ok(())
     }
 
-    /// Adds `b (a x)` to a product.
-    fn low_rank(
+    /// Adds the product of weight `i`, and what is added to it.
+    fn sum(
         &mut self,
+        name: &str,
+        i: usize,
         x: TensorId,
-        weight: &Weight,
-        rank: usize,
-        product: TensorId,
+        weight: &'d Weight,
         y: TensorId,
     ) -> Result<(), SpecError> {
-        let half = |dims: [usize; 2]| TensorType::new(DataType::Float16, &dims.map(dim));
+        let rank = self.form.ranks.get(i).copied().unwrap_or(0);
+        if rank == 0 {
+            return self.linear(name, x, weight, y);
+        }
+        let named = |part: &str| format!("{name}_{part}");
+        let half = |dims: &[u32]| TensorType::new(DataType::Float16, dims);
+        let m = self.form.n_rows;
+        let a = half(&self.dims(rank, weight.k));
+        let b = half(&self.dims(weight.n, rank));
+        let low = half(&self.dims(m, rank));
+        let more = half(&self.dims(m, weight.n));
+        let product = self.spec.native(&named("product"), more.clone())?;
+        self.linear(name, x, weight, product)?;
         let spec = &mut self.spec;
-        let a = spec.input("a", half([rank, weight.k]))?;
-        let b = spec.input("b", half([weight.n, rank]))?;
-        let low = spec.native("low", half([self.form.n_rows, rank]))?;
-        let more = spec.native("more", half([self.form.n_rows, weight.n]))?;
-        spec.mat_mul("ax", x, a, true, low)?;
-        spec.mat_mul("bax", low, b, true, more)?;
-        spec.node("sum", "ElementWiseAdd", &[], &[product, more], &[y])
+        let a = spec.input(&named("a"), a)?;
+        let b = spec.input(&named("b"), b)?;
+        let low = spec.native(&named("low"), low)?;
+        let more = spec.native(&named("more"), more)?;
+        spec.mat_mul(&named("ax"), x, a, true, low)?;
+        spec.mat_mul(&named("bax"), low, b, true, more)?;
+        spec.node(&named("sum"), "ElementWiseAdd", &[], &[product, more], &[y])
     }
 
     fn feed_forward(
@@ -368,15 +395,15 @@ impl<'d> Builder<'d> {
         let inner = self.activation(gate.n, 1.0);
         let mut native = |name: &str| self.spec.native(name, inner.clone());
         let (g, u, silu, h) = (native("g")?, native("u")?, native("silu")?, native("h")?);
-        self.linear("gate", x, gate, g)?;
-        self.linear("up", x, up, u)?;
+        self.sum("gate", 0, x, gate, g)?;
+        self.sum("up", 1, x, up, u)?;
         self.spec.silu("op_silu", g, silu)?;
         let none = &[];
         self.spec
             .node("glu", "ElementWiseMultiply", none, &[silu, u], &[h])?;
         let ty = self.activation(down.n, 1.0);
         let y = self.spec.output("y0", ty)?;
-        self.linear("down", h, down, y)
+        self.sum("down", 2, h, down, y)
     }
 }
 
@@ -404,6 +431,7 @@ mod tests {
             kind,
             x: Layout::contiguous(Type::F32, 4, [shapes[0].0, 4, 1, 1]),
             weights: shapes.iter().enumerate().map(weight).collect(),
+            additions: Vec::new(),
         }
     }
 
@@ -489,14 +517,21 @@ mod tests {
                 .check()
                 .unwrap();
         }
-        let form = Form {
-            n_rows: 8,
-            rank: Some(16),
-            ..Form::default()
-        };
-        describe("lora", DenseKind::Products, &weights[..1], &form)
-            .unwrap()
-            .check()
-            .unwrap();
+        for linear in [Linear::FullyConnected, Linear::Conv] {
+            let form = Form {
+                n_rows: 8,
+                linear,
+                ranks: vec![16, 0, 8],
+                ..Form::default()
+            };
+            describe("lora", DenseKind::Products, &weights[..2], &form)
+                .unwrap()
+                .check()
+                .unwrap();
+            describe("ff lora", DenseKind::FeedForward, &weights, &form)
+                .unwrap()
+                .check()
+                .unwrap();
+        }
     }
 }

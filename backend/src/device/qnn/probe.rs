@@ -4,14 +4,16 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use half::f16;
+use llada_npu_kernels::tile::TileType;
 
 use super::check::{self, Reference, Rows, Sums};
 use super::engine::{Draft, Engine, Identity};
-use super::part::{Element, Form, Linear, MAX_COLUMNS};
+use super::part::{Element, Form, MAX_COLUMNS};
 use super::settings::Settings;
-use super::weight::{QnnType, Tier, Weight, WeightData, example_rows};
+use super::weight::{QnnType, Weight, WeightData, example_rows};
 use super::worker::Worker;
 use crate::device::{DenseKind, DenseWeight};
+use crate::knobs::{Linear, Tier};
 
 /// Shape of the graphs: rows, elements of a row, results of a row.
 const N_ROWS: usize = 32;
@@ -21,10 +23,24 @@ const N: usize = 64;
 /// Rank of low-rank additions.
 const RANK: usize = 16;
 
+/// What a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Something without which nothing works: library, device.
+    Needed,
+    /// Products of weights in this form, written down so.
+    Product(Tier, Linear),
+    /// Something else that is used where it works.
+    Other,
+}
+
 /// Something that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// What it is about.
+    pub kind: FindingKind,
+    /// What, for people.
     pub what: String,
     /// Whether it works.
     pub works: bool,
@@ -33,64 +49,58 @@ pub struct Finding {
 }
 
 /// Products to try.
-const PRODUCTS: [(&str, QnnType, Tier, Linear); 10] = [
+const PRODUCTS: [(&str, TileType, Tier, Linear); 9] = [
     (
         "4-bit blocks (q4_0)",
-        QnnType::Q4_0,
+        TileType::Q4_0,
         Tier::Block,
         Linear::FullyConnected,
     ),
     (
         "4-bit blocks with minima (q4_1)",
-        QnnType::Q4_1,
+        TileType::Q4_1,
         Tier::Block,
         Linear::FullyConnected,
     ),
     (
         "4-bit blocks with minima (q4_K)",
-        QnnType::Q4_K,
-        Tier::Block,
-        Linear::FullyConnected,
-    ),
-    (
-        "8-bit blocks (q5_K)",
-        QnnType::Q5_K,
+        TileType::Q4K,
         Tier::Block,
         Linear::FullyConnected,
     ),
     (
         "8-bit blocks (q6_K)",
-        QnnType::Q6_K,
+        TileType::Q6K,
         Tier::Block,
         Linear::FullyConnected,
     ),
     (
         "8-bit blocks (q8_0)",
-        QnnType::Q8_0,
+        TileType::Q8_0,
         Tier::Block,
         Linear::FullyConnected,
     ),
     (
         "4-bit blocks as convolution (q4_0)",
-        QnnType::Q4_0,
+        TileType::Q4_0,
         Tier::Block,
         Linear::Conv,
     ),
     (
         "half floats",
-        QnnType::F16,
+        TileType::F16,
         Tier::Half,
         Linear::FullyConnected,
     ),
     (
         "half floats as convolution",
-        QnnType::F16,
+        TileType::F16,
         Tier::Half,
         Linear::Conv,
     ),
     (
         "bytes per row, 16-bit activations",
-        QnnType::Q8_0,
+        TileType::Q8_0,
         Tier::Int8,
         Linear::Conv,
     ),
@@ -103,8 +113,8 @@ pub fn probe(settings: &Settings, tell: &mut dyn FnMut(Finding)) {
     let opened = Worker::start(settings.timeout, move |beat| Engine::open(&options, beat));
     let (worker, identity) = match opened {
         Ok(Ok(opened)) => opened,
-        Ok(Err(error)) => return tell(no("library", &error)),
-        Err(gone) => return tell(no("library", &gone)),
+        Ok(Err(error)) => return tell(needed(no("library", &error))),
+        Err(gone) => return tell(needed(no("library", &gone))),
     };
     for finding in identify(&identity) {
         tell(finding);
@@ -124,8 +134,16 @@ pub fn probe(settings: &Settings, tell: &mut dyn FnMut(Finding)) {
     tell(prober.low_rank());
 }
 
+fn needed(finding: Finding) -> Finding {
+    Finding {
+        kind: FindingKind::Needed,
+        ..finding
+    }
+}
+
 fn yes(what: &str, detail: &dyn Display) -> Finding {
     Finding {
+        kind: FindingKind::Other,
         what: what.to_owned(),
         works: true,
         detail: detail.to_string(),
@@ -165,7 +183,8 @@ fn identify(identity: &Identity) -> Vec<Finding> {
         ),
         None => format!("{chip}{emulated}; the library says nothing about it"),
     };
-    vec![yes("library", &library), yes("device", &device)]
+    let found = [yes("library", &library), yes("device", &device)];
+    found.map(needed).into()
 }
 
 struct Prober<'a> {
@@ -178,7 +197,7 @@ impl Prober<'_> {
         Form {
             n_rows: N_ROWS,
             linear,
-            rank: None,
+            ranks: Vec::new(),
             vtcm_mb: self.settings.vtcm_mb,
         }
     }
@@ -195,7 +214,8 @@ impl Prober<'_> {
                 .map_err(|refusal| refusal.error)?;
             let mut results = Vec::new();
             for inputs in &runs {
-                let mut outputs = engine.execute(made.context, 0, inputs)?;
+                let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+                let mut outputs = engine.execute(made.context, 0, &inputs)?;
                 beat.tick();
                 results.push((made.graphs[0].outputs[0], outputs.swap_remove(0)));
             }
@@ -209,8 +229,8 @@ impl Prober<'_> {
         }
     }
 
-    fn product(&self, what: &str, ty: QnnType, tier: Tier, linear: Linear) -> Finding {
-        let example = Example::new(ty, K, N);
+    fn product(&self, what: &str, ty: TileType, tier: Tier, linear: Linear) -> Finding {
+        let example = Example::new(QnnType::Tiled(ty), K, N);
         let max = check::max_nmse(DenseKind::Products, tier);
         let nmse = example.lower(tier, linear).and_then(|weight| {
             let draft = self.draft(vec![weight], DenseKind::Products, self.form(linear));
@@ -219,7 +239,10 @@ impl Prober<'_> {
             let results = self.run(draft, vec![vec![input]])?;
             Ok(example.nmse(&x, &results[0], &factors))
         });
-        judge(what, nmse, max)
+        Finding {
+            kind: FindingKind::Product(tier, linear),
+            ..judge(what, nmse, max)
+        }
     }
 
     fn draft(&self, weights: Vec<Weight>, kind: DenseKind, form: Form) -> Draft {
@@ -234,7 +257,7 @@ impl Prober<'_> {
     /// Finds out what an offset does to the numbers of a block, which releases and their documents do not agree on.
     fn formula(&self) -> Finding {
         let what = "value of a number in a block";
-        let example = Example::new(QnnType::Q4_1, K, N);
+        let example = Example::new(QnnType::Tiled(TileType::Q4_1), K, N);
         let done = example
             .lower(Tier::Block, Linear::FullyConnected)
             .and_then(|weight| {
@@ -266,9 +289,9 @@ impl Prober<'_> {
     fn feed_forward(&self) -> Finding {
         let what = "feed-forward part (gate, up, SwiGLU, down)";
         let examples = [
-            Example::new(QnnType::Q4_0, K, N),
-            Example::new(QnnType::Q8_0, K, N),
-            Example::new(QnnType::Q4_0, N, K),
+            Example::new(QnnType::Tiled(TileType::Q4_0), K, N),
+            Example::new(QnnType::Tiled(TileType::Q8_0), K, N),
+            Example::new(QnnType::Tiled(TileType::Q4_0), N, K),
         ];
         let max = check::max_nmse(DenseKind::FeedForward, Tier::Block);
         let weights: Result<Vec<_>, _> = examples
@@ -287,9 +310,10 @@ impl Prober<'_> {
                 .map(|row| read(element, &bytes[2 * row * K..], 1.0, K))
                 .collect();
             let reference = Reference::products(&x, K, &rows)
-                .feed_forward(&examples[0].rows(), &examples[1].rows());
+                .feed_forward((&examples[0].rows(), None), (&examples[1].rows(), None));
             let mut sums = Sums::default();
-            reference.compare(&examples[2].rows(), &(0..K), &results, &mut sums);
+            let samples = reference.samples(&examples[2].rows(), &(0..K), None);
+            samples.compare(results.iter().map(Vec::as_slice), 0, &mut sums);
             Ok(sums.nmse())
         });
         judge(what, nmse, max)
@@ -298,13 +322,13 @@ impl Prober<'_> {
     /// Changes a low-rank addition between two executions of one graph.
     fn low_rank(&self) -> Finding {
         let what = "low-rank addition as inputs (LoRA)";
-        let example = Example::new(QnnType::Q4_0, K, N);
+        let example = Example::new(QnnType::Tiled(TileType::Q4_0), K, N);
         let max = check::max_nmse(DenseKind::Products, Tier::Block);
         let nmse = example
             .lower(Tier::Block, Linear::FullyConnected)
             .and_then(|weight| {
                 let form = Form {
-                    rank: Some(RANK),
+                    ranks: vec![RANK],
                     ..self.form(Linear::FullyConnected)
                 };
                 let draft = self.draft(vec![weight], DenseKind::Products, form);
@@ -395,7 +419,8 @@ impl Example {
             node: 0,
             address: 0,
             size_bytes: bytes.len(),
-            ggml_type: ty.ggml_type(),
+            // Nobody looks: the type is beside it.
+            ggml_type: u32::MAX,
             k,
             n,
         };
@@ -540,7 +565,7 @@ pub fn measure(
             form: Form {
                 n_rows,
                 linear: settings.linear,
-                rank: None,
+                ranks: Vec::new(),
                 vtcm_mb: settings.vtcm_mb,
             },
         };
@@ -552,7 +577,7 @@ pub fn measure(
             let binary = engine.binary(made.context, b"")?.len();
             beat.tick();
             let begin = Instant::now();
-            let outputs = engine.execute(made.context, 0, &[input])?;
+            let outputs = engine.execute(made.context, 0, &[&input])?;
             let time = begin.elapsed();
             engine.free(made.context);
             Ok::<_, llada_npu_ffi::qnn::Error>((made, binary, outputs, time))
@@ -565,7 +590,8 @@ pub fn measure(
             .iter()
             .map(|row| read(element, &outputs[0][2 * row * n..], 1.0, n))
             .collect();
-        reference.compare(&example.rows(), &(0..n), &results, &mut sums);
+        let samples = reference.samples(&example.rows(), &(0..n), None);
+        samples.compare(results.iter().map(Vec::as_slice), 0, &mut sums);
         measured.n_graphs += 1;
         measured.finalize += made.finalize;
         measured.execute += time;

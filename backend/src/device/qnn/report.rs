@@ -32,6 +32,8 @@ pub struct Report {
     pub worst_nmse: f64,
     /// Segments that the host computes instead, by reason.
     pub refused: BTreeMap<String, u64>,
+    /// Products with a low-rank addition that were executed.
+    pub n_additions: u64,
     /// Executions that the host repeated, as results were beyond half floats.
     pub n_overflows: u64,
 }
@@ -42,7 +44,8 @@ impl std::fmt::Display for Report {
         write!(
             f,
             "graphs_built={} graphs_loaded={} contexts={} finalize_s={:.3} binary_bytes={} host_bytes={} \
-             dropped_bytes={} executions={} execute_s={:.3} rows={} padded_rows={} worst_nmse={:.2e} refused={} overflows={}",
+             dropped_bytes={} executions={} execute_s={:.3} rows={} padded_rows={} worst_nmse={:.2e} additions={} \
+             refused={} overflows={}",
             self.n_graphs_built,
             self.n_graphs_loaded,
             self.n_contexts,
@@ -55,6 +58,7 @@ impl std::fmt::Display for Report {
             self.n_rows,
             self.n_padded_rows,
             self.worst_nmse,
+            self.n_additions,
             n_refused,
             self.n_overflows,
         )

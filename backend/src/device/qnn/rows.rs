@@ -1,10 +1,8 @@
 //! How many rows a graph takes: graphs have fixed shapes, so that rows are padded to the next of a few counts.
 
-use std::borrow::Cow;
-
-/// Row counts that graphs are built for, ascending, each once; at least one.
+/// Row counts that graphs are built for, ascending, each once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowCounts(Cow<'static, [usize]>);
+pub struct RowCounts(Vec<usize>);
 
 /// Rows that one graph computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,30 +15,14 @@ pub struct Piece {
     pub room: usize,
 }
 
-/// Most rows of a graph.
-const MAX_ROWS: usize = 4096;
-
 impl RowCounts {
-    /// Multiples of the height of the NPU's tiles.
-    pub const DEFAULT: Self = Self(Cow::Borrowed(&[32, 64, 96, 128, 256, 512]));
-
-    /// Reads counts separated by commas; `None` where that is not what they are.
+    /// Takes counts in any order; graphs of one row, where there are none.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let counts: Option<Vec<usize>> = text
-            .split(',')
-            .map(|count| {
-                count
-                    .trim()
-                    .parse()
-                    .ok()
-                    .filter(|n| (1..=MAX_ROWS).contains(n))
-            })
-            .collect();
-        let mut counts = counts?;
+    pub fn new(counts: &[usize]) -> Self {
+        let mut counts = counts.to_vec();
         counts.sort_unstable();
         counts.dedup();
-        Some(Self(counts.into()))
+        Self(counts)
     }
 
     /// Cuts `n_rows` rows into pieces: as many of the largest count as are full, then one that takes the rest.
@@ -64,7 +46,7 @@ mod tests {
 
     #[test]
     fn rows_are_cut_into_pieces_that_cover_them() {
-        let counts = RowCounts::parse("64, 8,32,8").unwrap();
+        let counts = RowCounts::new(&[64, 8, 32, 8]);
         let rooms = |n| counts.cut(n).map(|piece| piece.room).collect::<Vec<_>>();
         assert_eq!(rooms(0), []);
         assert_eq!(rooms(1), [8]);
@@ -80,13 +62,6 @@ mod tests {
                 next += piece.n_rows;
             }
             assert_eq!(next, n);
-        }
-    }
-
-    #[test]
-    fn what_is_no_list_of_counts_is_refused() {
-        for text in ["", "0", "x", "32,", "-1", "5000"] {
-            assert_eq!(RowCounts::parse(text), None, "{text:?}");
         }
     }
 }

@@ -28,14 +28,15 @@ use live::{Contexts, Held};
 
 use super::cache::ContextCache;
 use super::engine::{Engine, GraphElements, Identity};
-use super::part::{Part, parts};
+use super::low_rank::{Factors, max_rank, rooms};
+use super::part::{Input, Part, parts};
 use super::report::Report;
 use super::rows::Piece;
 use super::settings::Settings;
 use super::weight::{QnnType, Weight};
 use super::worker::{Gone, Worker};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
-use crate::knobs::HostWeights;
+use crate::knobs::{HostWeights, Tier};
 use crate::memory::{CacheDir, PlainGuard, Watch};
 
 /// Why a segment is not computed here.
@@ -49,6 +50,12 @@ enum PartError {
     Weights(#[from] super::weight::LowerError),
     #[error("weights cannot be read")]
     Unreadable,
+    #[error("an addition of rank {rank}, at most {max} has a graph")]
+    Rank { rank: usize, max: usize },
+    #[error("no additions to products of 16 bits")]
+    FixedAddition,
+    #[error("an addition with numbers that half floats do not hold")]
+    Factors,
     #[error("results are wrong: error {nmse:.1e} of the power, at most {max:.0e} is allowed")]
     Wrong { nmse: f64, max: f64 },
 }
@@ -59,6 +66,8 @@ struct Key {
     kind: DenseKind,
     /// Address, type, shape.
     weights: Vec<(usize, u32, usize, usize)>,
+    /// Room for additions to their products.
+    ranks: Vec<usize>,
     room: usize,
 }
 
@@ -68,6 +77,7 @@ impl Key {
         Self {
             kind: segment.kind,
             weights: segment.weights.iter().map(of).collect(),
+            ranks: rooms(segment),
             room,
         }
     }
@@ -218,6 +228,13 @@ impl Session {
         *lock(&self.report).refused.entry(reason).or_default() += 1;
     }
 
+    /// Takes notice of additions with factors that graphs do not take.
+    pub(super) fn refuse_factors(&self, n: u64) {
+        for _ in 0..n {
+            self.refuse("a segment", &PartError::Factors);
+        }
+    }
+
     /// Makes the segments ready that are not yet, those that come first if it is aborted.
     pub(super) fn prepare(
         &self,
@@ -241,6 +258,12 @@ impl Session {
                 let Some(watched) = segment.weights.iter().map(watch).collect() else {
                     continue;
                 };
+                if let Err(error) = self.takes_additions(&key) {
+                    self.refuse("a segment", &error);
+                    let (watches, parts) = (watched, None);
+                    state.entries.insert(key, Entry { watches, parts });
+                    continue;
+                }
                 watches.insert(key, watched);
                 units.extend(self.units(i, segment, room));
             }
@@ -273,6 +296,19 @@ impl Session {
             state.entries.insert(key, entry);
         }
         self.tidy(&mut state);
+    }
+
+    /// Fails where no graph has room for the additions of a segment.
+    fn takes_additions(&self, key: &Key) -> Result<(), PartError> {
+        let rank = key.ranks.iter().copied().max().unwrap_or(0);
+        if rank > max_rank() {
+            let max = max_rank();
+            return Err(PartError::Rank { rank, max });
+        }
+        if rank > 0 && self.settings.tier == Tier::Int8 {
+            return Err(PartError::FixedAddition);
+        }
+        Ok(())
     }
 
     /// Takes notice of the host's bytes of a segment that is ready, and gives them back if that is wanted.
@@ -354,14 +390,15 @@ impl Session {
         parts(dense).into_iter().map(unit).collect()
     }
 
-    /// Executes parts on the rows of `x`, of `k` elements each, padded to `room`. Returns the outputs by part: contiguous
-    /// rows. `None` where a number is beyond half floats.
+    /// Executes parts on the rows of `x`, of `k` elements each, padded to `room`, with the factors of additions by weight of the
+    /// segment. Returns the outputs by part: contiguous rows. `None` where a number is beyond half floats.
     fn execute(
         &self,
         parts: &[Ready],
         x: &[f32],
         k: usize,
         room: usize,
+        additions: &[Option<Factors>],
     ) -> Result<Option<Vec<Vec<Vec<f32>>>>, PartError> {
         let Some(first) = parts.first() else {
             return Ok(Some(Vec::new()));
@@ -381,12 +418,20 @@ impl Session {
         };
         let graphs: Vec<_> = parts
             .iter()
-            .map(|ready| (ready.context.context(), ready.graph))
+            .map(|ready| {
+                (
+                    ready.context.context(),
+                    ready.graph,
+                    ready.part.factors(additions),
+                )
+            })
             .collect();
+        let n_additions: usize = graphs.iter().map(|(.., factors)| factors.len()).sum();
         let start = Instant::now();
         let outputs = self.worker.call(move |engine, beat| {
-            let inputs = [bytes];
-            let run = |(context, graph)| {
+            let run = |(context, graph, factors): (u64, usize, Vec<Input>)| {
+                let mut inputs = vec![bytes.as_slice()];
+                inputs.extend(factors.iter().map(|(bytes, range)| &bytes[range.clone()]));
                 let outputs = engine.execute(context, graph, &inputs);
                 beat.tick();
                 outputs
@@ -396,6 +441,7 @@ impl Session {
         {
             let mut report = lock(&self.report);
             report.n_executions += parts.len() as u64;
+            report.n_additions += n_additions as u64 / 2;
             report.execute += start.elapsed();
             report.n_rows += n_rows as u64;
             report.n_padded_rows += (room - n_rows) as u64;
@@ -432,14 +478,24 @@ impl Session {
     }
 
     /// Computes a segment on contiguous rows `x`; the outputs, contiguous rows each. `None` where the host has to.
-    pub(super) fn run(&self, segment: &Dense, x: &[f32]) -> Option<Vec<Vec<f32>>> {
-        let outputs = self.run_pieces(segment, x);
+    pub(super) fn run(
+        &self,
+        segment: &Dense,
+        x: &[f32],
+        factors: &[Option<Factors>],
+    ) -> Option<Vec<Vec<f32>>> {
+        let outputs = self.run_pieces(segment, x, factors);
         // Another instance may have seen weights change meanwhile: then ours were the last shares.
         self.free_unused();
         outputs
     }
 
-    fn run_pieces(&self, segment: &Dense, x: &[f32]) -> Option<Vec<Vec<f32>>> {
+    fn run_pieces(
+        &self,
+        segment: &Dense,
+        x: &[f32],
+        factors: &[Option<Factors>],
+    ) -> Option<Vec<Vec<f32>>> {
         let (n_rows, k) = (segment.n_rows(), segment.weights[0].k);
         let n_outputs = match segment.kind {
             DenseKind::Products => segment.weights.len(),
@@ -458,7 +514,7 @@ impl Session {
                 Arc::clone(entry.parts.as_ref()?)
             };
             let rows = &x[piece.start * k..(piece.start + piece.n_rows) * k];
-            let results = match self.execute(&parts, rows, k, piece.room) {
+            let results = match self.execute(&parts, rows, k, piece.room, factors) {
                 Ok(Some(results)) => results,
                 Ok(None) => {
                     self.warn(format_args!(

@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use super::engine::OpenOptions;
-use super::part::Linear;
 use super::rows::RowCounts;
-use super::weight::Tier;
 use crate::knobs::{
     Accel, HostWeights, KnobError, LLADA_NPU_ACCEL, LLADA_NPU_HOST_WEIGHTS, LLADA_NPU_QNN_DIR,
     LLADA_NPU_QNN_LINEAR, LLADA_NPU_QNN_PERFORMANCE, LLADA_NPU_QNN_ROWS, LLADA_NPU_QNN_SOC,
-    LLADA_NPU_QNN_TIMEOUT, LLADA_NPU_QNN_VTCM, LLADA_NPU_QNN_WEIGHTS,
+    LLADA_NPU_QNN_TIMEOUT, LLADA_NPU_QNN_VTCM, LLADA_NPU_QNN_WEIGHTS, Linear, Tier,
 };
 
 /// The settings.
@@ -48,7 +46,7 @@ impl Settings {
                 soc: Some(LLADA_NPU_QNN_SOC.get()?),
                 performance: Some(LLADA_NPU_QNN_PERFORMANCE.get()?),
             },
-            rows: LLADA_NPU_QNN_ROWS.get()?,
+            rows: RowCounts::new(&LLADA_NPU_QNN_ROWS.get()?),
             tier,
             // Bytes with one scale per row are taken by convolutions alone.
             linear: if tier == Tier::Int8 {

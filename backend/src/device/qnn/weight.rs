@@ -7,36 +7,19 @@
 
 use half::f16;
 use llada_npu_ffi::qnn::BlockScale;
-use llada_npu_kernels::tile::{Q4K, Q6K};
+use llada_npu_kernels::WeightType;
+use llada_npu_kernels::tile::{Q4K, Q6K, TileType};
 
 use super::{MIN_K, MIN_N};
+use crate::knobs::Tier;
 
-/// Types of weights that can be lowered.
+/// Types of weights that can be lowered: all that the host multiplies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(non_camel_case_types, reason = "ggml's own names")]
 pub enum QnnType {
     /// ggml's `F32`, rounded to half floats.
     F32,
-    /// ggml's `F16`.
-    F16,
-    /// ggml's `BF16`, as half floats.
-    BF16,
-    /// ggml's `Q4_0`.
-    Q4_0,
-    /// ggml's `Q4_1`.
-    Q4_1,
-    /// ggml's `Q5_0`.
-    Q5_0,
-    /// ggml's `Q5_1`.
-    Q5_1,
-    /// ggml's `Q8_0`.
-    Q8_0,
-    /// ggml's `Q4_K`.
-    Q4_K,
-    /// ggml's `Q5_K`.
-    Q5_K,
-    /// ggml's `Q6_K`.
-    Q6_K,
+    /// A type with tiles, of half floats or blocks.
+    Tiled(TileType),
 }
 
 /// Most elements of a group with one scale.
@@ -63,95 +46,59 @@ pub enum LowerError {
 
 impl QnnType {
     /// Every type.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 7] = [
         Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q4_K,
-        Self::Q5_K,
-        Self::Q6_K,
+        Self::Tiled(TileType::F16),
+        Self::Tiled(TileType::Q4_0),
+        Self::Tiled(TileType::Q4_1),
+        Self::Tiled(TileType::Q8_0),
+        Self::Tiled(TileType::Q4K),
+        Self::Tiled(TileType::Q6K),
     ];
 
     /// Returns the type with ggml's number; `None` where it cannot be lowered.
     #[must_use]
     pub fn from_ggml_type(type_: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|ty| ty.ggml_type() == type_)
-    }
-
-    /// Returns ggml's number of the type.
-    #[must_use]
-    pub const fn ggml_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::BF16 => 30,
-            Self::Q4_0 => 2,
-            Self::Q4_1 => 3,
-            Self::Q5_0 => 6,
-            Self::Q5_1 => 7,
-            Self::Q8_0 => 8,
-            Self::Q4_K => 12,
-            Self::Q5_K => 13,
-            Self::Q6_K => 14,
-        }
+        let tiled = TileType::from_ggml_type(type_).map(Self::Tiled);
+        tiled.or_else(|| {
+            (WeightType::from_ggml_type(type_) == Some(WeightType::F32)).then_some(Self::F32)
+        })
     }
 
     /// Returns ggml's name of the type.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::Q4_0 => "q4_0",
-            Self::Q4_1 => "q4_1",
-            Self::Q5_0 => "q5_0",
-            Self::Q5_1 => "q5_1",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_K => "q4_K",
-            Self::Q5_K => "q5_K",
-            Self::Q6_K => "q6_K",
+            Self::F32 => WeightType::F32.name(),
+            Self::Tiled(ty) => ty.name(),
         }
     }
 
     /// Returns elements and bytes of one of ggml's blocks.
     const fn block(self) -> (usize, usize) {
         match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::BF16 => (1, 2),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q8_0 => (32, 34),
-            Self::Q4_K => (256, Q4K::SIZE_BYTES),
-            Self::Q5_K => (256, 176),
-            Self::Q6_K => (256, Q6K::SIZE_BYTES),
+            Self::F32 => (WeightType::F32.blck_size(), WeightType::F32.type_size()),
+            Self::Tiled(ty) => (ty.blck_size(), ty.type_size()),
         }
     }
 
     /// Returns the bytes of a row of `k` elements; `None` where it is not whole blocks, or too long.
     #[must_use]
-    pub fn row_size(self, k: usize) -> Option<usize> {
-        let (len, size) = self.block();
-        (k.is_multiple_of(len)).then(|| (k / len).checked_mul(size))?
+    pub const fn row_size(self, k: usize) -> Option<usize> {
+        match self {
+            Self::F32 => WeightType::F32.row_size(k),
+            Self::Tiled(ty) => ty.row_size(k),
+        }
     }
 
     /// Returns the integers that blocks hold, and how many elements share a scale; `None` for floats.
     const fn quants(self) -> Option<Quants> {
         let (lo, hi, bits, group) = match self {
-            Self::F32 | Self::F16 | Self::BF16 => return None,
-            Self::Q4_0 => (-8, 7, 4, 32),
-            Self::Q4_1 | Self::Q4_K => (0, 15, 4, 32),
-            Self::Q5_0 => (-16, 15, 8, 32),
-            Self::Q5_1 | Self::Q5_K => (0, 31, 8, 32),
-            Self::Q8_0 => (-128, 127, 8, 32),
-            Self::Q6_K => (-32, 31, 8, 16),
+            Self::F32 | Self::Tiled(TileType::F16) => return None,
+            Self::Tiled(TileType::Q4_0) => (-8, 7, 4, 32),
+            Self::Tiled(TileType::Q4_1 | TileType::Q4K) => (0, 15, 4, 32),
+            Self::Tiled(TileType::Q8_0) => (-128, 127, 8, 32),
+            Self::Tiled(TileType::Q6K) => (-32, 31, 8, 16),
         };
         Some(Quants {
             lo,
@@ -168,52 +115,32 @@ impl QnnType {
         let (block, s) = (&row[g / per_block * size..][..size], g % per_block);
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         let low = |at: usize, i: usize| i16::from(block[at + i % 16] >> (4 * (i / 16)) & 15);
-        let high = |at: usize, i: usize| i16::from(block[at + i / 8] >> (i % 8) & 1) << 4;
         let mut set = |value: &dyn Fn(usize) -> i16| {
             for (i, q) in q.iter_mut().enumerate() {
                 *q = value(i);
             }
         };
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => unreachable!("floats have no groups"),
-            Self::Q4_0 => {
+            Self::F32 | Self::Tiled(TileType::F16) => unreachable!("floats have no groups"),
+            Self::Tiled(TileType::Q4_0) => {
                 set(&|i| low(2, i) - 8);
                 (half(0), 0.0)
             }
-            Self::Q4_1 => {
+            Self::Tiled(TileType::Q4_1) => {
                 set(&|i| low(4, i));
                 (half(0), half(2))
             }
-            Self::Q5_0 => {
-                set(&|i| (low(6, i) | high(2, i)) - 16);
-                (half(0), 0.0)
-            }
-            Self::Q5_1 => {
-                set(&|i| low(8, i) | high(4, i));
-                (half(0), half(2))
-            }
-            Self::Q8_0 => {
+            Self::Tiled(TileType::Q8_0) => {
                 set(&|i| i16::from(block[2 + i].cast_signed()));
                 (half(0), 0.0)
             }
-            Self::Q4_K => {
+            Self::Tiled(TileType::Q4K) => {
                 let block = Q4K(block.as_array().expect("bytes of a block"));
                 set(&|i| i16::from(block.nibble(s, i)));
                 let (d, m) = block.scales(s);
                 (d, -m)
             }
-            Self::Q5_K => {
-                // The head of the block is that of `Q4_K`; then a bit of each element, then its nibbles.
-                let mut head = [0; Q4K::SIZE_BYTES];
-                head[..16].copy_from_slice(&block[..16]);
-                let (d, m) = Q4K(&head).scales(s);
-                set(&|i| {
-                    let low = block[48 + 32 * (s / 2) + i] >> (4 * (s % 2)) & 15;
-                    i16::from(low | (block[16 + i] >> s & 1) << 4)
-                });
-                (d, -m)
-            }
-            Self::Q6_K => {
+            Self::Tiled(TileType::Q6K) => {
                 let block = Q6K(block.as_array().expect("bytes of a block"));
                 set(&|i| i16::from(block.q(16 * s + i)) - 32);
                 (block.scale(s), 0.0)
@@ -229,11 +156,10 @@ impl QnnType {
         assert_eq!(Some(row.len()), self.row_size(out.len()), "bytes of a row");
         match self {
             Self::F32 => floats(row.as_chunks().0, out, f32::from_le_bytes),
-            Self::F16 => floats(row.as_chunks().0, out, |b| f16::from_le_bytes(b).to_f32()),
-            Self::BF16 => floats(row.as_chunks().0, out, |b| {
-                half::bf16::from_le_bytes(b).to_f32()
-            }),
-            _ => {
+            Self::Tiled(TileType::F16) => {
+                floats(row.as_chunks().0, out, |b| f16::from_le_bytes(b).to_f32());
+            }
+            Self::Tiled(_) => {
                 let group = self.quants().expect("not a float").group;
                 let mut q = [0; MAX_GROUP];
                 for (g, out) in out.chunks_exact_mut(group).enumerate() {
@@ -357,18 +283,6 @@ pub enum WeightData {
         /// Scales, positive.
         scales: Vec<f32>,
     },
-}
-
-/// Which numbers a weight becomes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Tier {
-    /// Blocks as ggml has them; half floats where there are none.
-    #[default]
-    Block,
-    /// Half floats.
-    Half,
-    /// Bytes with one scale per row, and activations of 16 bits.
-    Int8,
 }
 
 impl Weight {
@@ -542,8 +456,8 @@ fn noise(seed: u64) -> impl FnMut() -> u8 {
 
 /// Makes rows with any integers; scales of both signs and of many sizes, some 0. To try things with.
 pub(super) fn example_rows(ty: QnnType, k: usize, n: usize) -> Vec<u8> {
-    let mut byte = noise(u64::from(ty.ggml_type()) + 99);
     let (len, size) = ty.block();
+    let mut byte = noise(u64::try_from(size).unwrap_or(0) + 99);
     let mut rows = Vec::new();
     for block in 0..n * k / len {
         let mut bytes: Vec<u8> = (0..size).map(|_| byte()).collect();
@@ -558,17 +472,17 @@ pub(super) fn example_rows(ty: QnnType, k: usize, n: usize) -> Vec<u8> {
             bytes[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
         };
         match ty {
-            QnnType::Q4_0 | QnnType::Q5_0 | QnnType::Q8_0 => scale(0, false),
-            QnnType::Q4_1 | QnnType::Q5_1 => {
+            QnnType::Tiled(TileType::Q4_0 | TileType::Q8_0) => scale(0, false),
+            QnnType::Tiled(TileType::Q4_1) => {
                 scale(0, false);
                 scale(2, false);
             }
-            QnnType::Q4_K | QnnType::Q5_K => {
+            QnnType::Tiled(TileType::Q4K) => {
                 scale(0, true);
                 scale(2, true);
             }
-            QnnType::Q6_K => scale(208, false),
-            QnnType::F16 | QnnType::BF16 => bytes[1] &= 0xbb,
+            QnnType::Tiled(TileType::Q6K) => scale(208, false),
+            QnnType::Tiled(TileType::F16) => bytes[1] &= 0xbb,
             QnnType::F32 => bytes[3] &= 0xbb,
         }
         rows.extend(bytes);

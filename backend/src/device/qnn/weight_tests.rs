@@ -1,5 +1,5 @@
-use llada_npu_kernels::tile::{TileMatrix, TileType};
-use llada_npu_kernels::{WeightType, op::convert};
+use llada_npu_kernels::op::convert;
+use llada_npu_kernels::tile::TileMatrix;
 
 use super::*;
 
@@ -82,7 +82,7 @@ fn blocks_become_integers_with_the_same_values() {
 
 #[test]
 fn floats_become_half_floats() {
-    for ty in [QnnType::F32, QnnType::F16, QnnType::BF16] {
+    for ty in [QnnType::F32, QnnType::Tiled(TileType::F16)] {
         let (k, n) = (48, 5);
         let rows = example_rows(ty, k, n);
         for tier in [Tier::Block, Tier::Half] {
@@ -96,7 +96,7 @@ fn floats_become_half_floats() {
 
 #[test]
 fn rows_become_bytes_with_one_scale() {
-    for ty in [QnnType::F16, QnnType::Q8_0, QnnType::Q6_K] {
+    for ty in [TileType::F16, TileType::Q8_0, TileType::Q6K].map(QnnType::Tiled) {
         let (k, n) = (256, 6);
         let rows = example_rows(ty, k, n);
         let weight = Weight::lower(ty, Tier::Int8, k, n, &rows).unwrap();
@@ -110,9 +110,9 @@ fn rows_become_bytes_with_one_scale() {
 fn values_are_those_of_the_kernels() {
     let cases = [
         (QnnType::F32, WeightType::F32),
-        (QnnType::F16, WeightType::F16),
-        (QnnType::Q8_0, WeightType::Q8_0),
-        (QnnType::Q4_0, WeightType::Q4_0),
+        (QnnType::Tiled(TileType::F16), WeightType::F16),
+        (QnnType::Tiled(TileType::Q8_0), WeightType::Q8_0),
+        (QnnType::Tiled(TileType::Q4_0), WeightType::Q4_0),
     ];
     for (ty, weight_type) in cases {
         let row = example_rows(ty, 256, 1);
@@ -121,11 +121,8 @@ fn values_are_those_of_the_kernels() {
         assert_eq!(dequantized(ty, 256, &row), expected, "{}", ty.name());
     }
     // Tiles round factors to half floats; 32 rows of the identity are 32 columns of the weight.
-    for (ty, tile_type) in [
-        (QnnType::Q4_1, TileType::Q4_1),
-        (QnnType::Q4_K, TileType::Q4K),
-        (QnnType::Q6_K, TileType::Q6K),
-    ] {
+    for tile_type in [TileType::Q4_1, TileType::Q4K, TileType::Q6K] {
+        let ty = QnnType::Tiled(tile_type);
         let row = example_rows(ty, 256, 1);
         let matrix = TileMatrix::new(tile_type, 256, 1).unwrap();
         let mut tiles = vec![0; matrix.size_bytes()];
@@ -139,46 +136,17 @@ fn values_are_those_of_the_kernels() {
 }
 
 #[test]
-fn five_bits_are_where_ggml_has_them() {
-    // Q5_0: d = 2, high bits of elements 0 and 16, nibbles 3 (low) and 5 (high) everywhere.
-    let mut block = vec![0; 22];
-    block[..2].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
-    block[2..6].copy_from_slice(&0x0001_0001_u32.to_le_bytes());
-    block[6..].fill(0x53);
-    let values = dequantized(QnnType::Q5_0, 32, &block);
-    assert_eq!((values[0], values[1]), (6.0, -26.0));
-    assert_eq!((values[16], values[17]), (10.0, -22.0));
-    // Q5_1: the same with a minimum.
-    let mut block = vec![0; 24];
-    block[..2].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
-    block[2..4].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
-    block[4..8].copy_from_slice(&0x0001_0001_u32.to_le_bytes());
-    block[8..].fill(0x53);
-    let values = dequantized(QnnType::Q5_1, 32, &block);
-    assert_eq!((values[0], values[1], values[16]), (38.5, 6.5, 42.5));
-    // Q5_K: scale 1 and min 2 of sub-block 1, d = 0.5, dmin = 0.25; bit 1 of qh is its high bit.
-    let mut block = vec![0; 176];
-    block[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
-    block[2..4].copy_from_slice(&f16::from_f32(0.25).to_le_bytes());
-    (block[4 + 1], block[4 + 5]) = (1, 2);
-    block[16] = 0b10;
-    block[48..80].fill(0x70);
-    let values = dequantized(QnnType::Q5_K, 256, &block);
-    assert_eq!((values[32], values[33], values[0]), (11.0, 3.0, 0.0));
-}
-
-#[test]
 fn what_half_floats_do_not_hold_is_refused() {
-    let mut rows = example_rows(QnnType::Q8_0, 64, 3);
+    let mut rows = example_rows(QnnType::Tiled(TileType::Q8_0), 64, 3);
     rows[2 * 68..2 * 68 + 2].copy_from_slice(&f16::INFINITY.to_le_bytes());
-    let error = Weight::lower(QnnType::Q8_0, Tier::Block, 64, 3, &rows);
+    let error = Weight::lower(QnnType::Tiled(TileType::Q8_0), Tier::Block, 64, 3, &rows);
     assert_eq!(error, Err(LowerError::Value { row: 2 }));
     let large = 1e6_f32.to_le_bytes();
     let error = Weight::lower(QnnType::F32, Tier::Half, 1, 1, &large);
     assert_eq!(error, Err(LowerError::Value { row: 0 }));
     let error = Weight::lower(QnnType::F32, Tier::Half, 2, 1, &large);
     assert!(matches!(error, Err(LowerError::Length { .. })));
-    assert_eq!(QnnType::Q4_K.row_size(128), None);
+    assert_eq!(QnnType::Tiled(TileType::Q4K).row_size(128), None);
 }
 
 #[test]

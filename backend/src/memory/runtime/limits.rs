@@ -1,7 +1,4 @@
-//! The address space, the policies, and what moving bytes costs.
-
-use std::fmt;
-use std::str::FromStr;
+//! The address space, and what moving bytes costs.
 
 use super::PlanError;
 use super::turn::Transfer;
@@ -119,64 +116,4 @@ impl Costs {
 #[expect(clippy::cast_precision_loss, reason = "an estimate of time")]
 fn gb(size_bytes: u64) -> f64 {
     size_bytes as f64 * 1e-9
-}
-
-/// Who decides what is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// What a segment needs is mapped before it and unmapped after it.
-    Naive,
-    /// What was used longest ago makes room.
-    Lru,
-    /// Segments are taken in batches that fit; when there is no room for the next, all maps go that it does not need, and
-    /// all maps where that does not help: what the Hexagon backend of llama.cpp does.
-    DropUnused,
-    /// Some objects stay, chosen by their size and use; the rest is streamed between runs.
-    Planned,
-    /// As [`Policy::Planned`], streamed while segments run.
-    PlannedPipeline,
-}
-
-impl Policy {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Naive,
-        Self::Lru,
-        Self::DropUnused,
-        Self::Planned,
-        Self::PlannedPipeline,
-    ];
-
-    /// Returns the name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Naive => "naive",
-            Self::Lru => "lru",
-            Self::DropUnused => "drop-unused",
-            Self::Planned => "planned",
-            Self::PlannedPipeline => "planned+pipeline",
-        }
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A name that no policy has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected naive, lru, drop-unused, planned or planned+pipeline")]
-pub struct UnknownPolicy;
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|policy| policy.name().eq_ignore_ascii_case(name))
-            .ok_or(UnknownPolicy)
-    }
 }

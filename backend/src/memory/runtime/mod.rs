@@ -75,9 +75,10 @@ mod tests;
 pub mod turn;
 pub mod workload;
 
+pub use crate::knobs::Policy;
 pub use error::PlanError;
 pub use host::HostMapping;
-pub use limits::{Costs, Limits, Policy};
+pub use limits::{Costs, Limits};
 pub use mapping::{MapError, Mapping};
 pub use observer::{Observed, Observer};
 pub use planner::Planner;

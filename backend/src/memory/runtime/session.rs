@@ -21,11 +21,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::PlanError;
-use super::limits::Policy;
 use super::mapping::{MapError, Mapping};
 use super::planner::{Planner, check_order};
 use super::turn::{Counters, Piece, Place, Transfer, Turn};
 use super::workload::SegmentId;
+use crate::knobs::Policy;
 
 /// Why a step could not go on.
 #[derive(Debug, thiserror::Error)]

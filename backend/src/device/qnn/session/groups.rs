@@ -38,7 +38,11 @@ mod tests {
         size_bytes: usize,
         is_slice: bool,
     ) -> Unit {
-        let weight = |index| PartWeight { index, rows: 0..1 };
+        let weight = |index| PartWeight {
+            index,
+            rows: 0..1,
+            rank: 0,
+        };
         Unit {
             segment: 0,
             room,

@@ -1,13 +1,14 @@
 //! Making parts ready: from a context binary on disk, or lowered, built and finalised; then checked on samples.
 
 use super::super::cache::{ContextKey, KeyHasher};
-use super::super::check::{self, Reference, Rows, Sums};
+use super::super::check::{self, Example, Reference, Rows, Sums};
 use super::super::engine::{Draft, GraphElements, Identity, Made, Refusal};
-use super::super::part::{Form, Linear};
+use super::super::part::Form;
 use super::super::weight::{QnnType, Weight};
 use super::live::Held;
 use super::{PartError, Ready, Session, Unit, lock};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
+use crate::knobs::Linear;
 
 /// A context that parts are taken from.
 struct Source {
@@ -134,7 +135,7 @@ impl Session {
         Form {
             n_rows: unit.room,
             linear: self.settings.linear,
-            rank: None,
+            ranks: unit.part.weights.iter().map(|part| part.rank).collect(),
             vtcm_mb: self.settings.vtcm_mb,
         }
     }
@@ -289,33 +290,53 @@ impl Session {
         let (room, k) = (unit.room, segment.weights[0].k);
         let x = check::input(room, k);
         let rows = check::rows(room);
-        let results = self.execute(std::slice::from_ref(ready), &x, k, room)?;
-        let results = results.ok_or(PartError::Wrong {
-            nmse: f64::INFINITY,
-            max: 0.0,
-        })?;
+        let mut additions: Vec<Option<Example>> = vec![None; segment.weights.len()];
+        for part in unit.part.weights.iter().filter(|part| part.rank > 0) {
+            let weight = &segment.weights[part.index];
+            additions[part.index] = Some(Example::new(part.index, weight.k, weight.n, part.rank));
+        }
         let mut reference = Reference::products(&x, k, &rows);
         if segment.kind == DenseKind::FeedForward {
             let (gate, up) = (&segment.weights[0], &segment.weights[1]);
             let gate_bytes = copy_of(gate, read)?;
             let up_bytes = copy_of(up, read)?;
-            reference = reference.feed_forward(&of(gate, &gate_bytes), &of(up, &up_bytes));
+            let [of_gate, of_up, ..] = additions.as_mut_slice() else {
+                unreachable!("a feed-forward part has three weights");
+            };
+            reference = reference.feed_forward(
+                (&of(gate, &gate_bytes), of_gate.as_mut()),
+                (&of(up, &up_bytes), of_up.as_mut()),
+            );
         }
+        let mut expected = Vec::new();
+        for (i, (_, columns)) in ready.part.outputs().enumerate() {
+            let at = check::last_weight(&ready.part, i);
+            let weight = &segment.weights[at];
+            let mut samples = None;
+            read(weight.node, &mut |bytes| {
+                let addition = additions[at].as_mut();
+                samples = Some(reference.samples(&of(weight, bytes), columns, addition));
+            });
+            expected.push(samples.ok_or(PartError::Unreadable)?);
+        }
+        let factors: Vec<_> = additions
+            .iter()
+            .map(|addition| addition.as_ref().map(Example::factors))
+            .collect();
+        let results = self.execute(std::slice::from_ref(ready), &x, k, room, &factors)?;
+        let results = results.ok_or(PartError::Wrong {
+            nmse: f64::INFINITY,
+            max: 0.0,
+        })?;
         let max = check::max_nmse(segment.kind, self.settings.tier);
         let mut worst: f64 = 0.0;
-        for (i, ((_, columns), result)) in ready.part.outputs().zip(&results[0]).enumerate() {
-            let weight = &segment.weights[check::last_weight(&ready.part, i)];
+        let outputs = ready.part.outputs().zip(&results[0]).zip(&expected);
+        for (((_, columns), result), expected) in outputs {
             let n = columns.len();
-            let sampled: Vec<Vec<f32>> = rows
-                .iter()
-                .map(|row| result[row * n..][..n].to_vec())
-                .collect();
-            let mut sums = None;
-            read(weight.node, &mut |bytes| {
-                let sums = sums.insert(Sums::default());
-                reference.compare(&of(weight, bytes), columns, &sampled, sums);
-            });
-            let nmse = sums.ok_or(PartError::Unreadable)?.nmse();
+            let sampled = rows.iter().map(|row| &result[row * n..][..n]);
+            let mut sums = Sums::default();
+            expected.compare(sampled, columns.start, &mut sums);
+            let nmse = sums.nmse();
             if nmse > max {
                 return Err(PartError::Wrong { nmse, max });
             }

@@ -9,10 +9,11 @@ mod planned;
 use std::collections::BTreeSet;
 
 use super::PlanError;
-use super::limits::{Costs, Limits, Policy};
+use super::limits::{Costs, Limits};
 use super::residency::{Residency, check_segments, lower_bound_bytes, working_set_bytes};
 use super::turn::{Counters, Place, Transfer, Turn};
 use super::workload::{ObjectId, SegmentId, Workload};
+use crate::knobs::Policy;
 use drop_unused::DropUnused;
 use lru::Lru;
 use naive::Naive;
