@@ -66,6 +66,13 @@ fn a_prompt_may_be_empty_and_a_file_without_one_is_refused() {
         with(&["-f", text(&path)]).failure(FAILED, &[name, "no prompt in the file"]);
     }
     let path = scratch.path().join("prompts.jsonl");
+    // Of an editor that puts a byte order mark in front.
+    fs::write(&path, "\u{feff}{\"prompt\": \"Sort: 41 17\"}\r\n").expect("a writable directory");
+    let answer = with(&["-f", text(&path)]).success();
+    assert!(
+        answer.starts_with("{\"prompt\":\"Sort: 41 17\""),
+        "{answer}"
+    );
     for line in ["[]", r#"["Sort: 1 2", null]"#, "5", "\"text\""] {
         fs::write(&path, format!("{{\"prompt\": \"\"}}\n{line}\n")).expect("a writable directory");
         with(&["-f", text(&path)]).failure(FAILED, &["line 2: not a JSON object"]);

@@ -27,6 +27,7 @@ fn the_error_names_the_cause_and_nothing_is_told_twice() {
         ("LLADA_NPU_KERNEL", "junk", &["`junk`", "generic-f16"]),
         ("LLADA_NPU_REPACK", "junk", &["cache, memory or off"]),
         ("LLADA_NPU_LOG", "loud", &["=loud"]),
+        ("LLADA_NPU_LOG", "a\nb\u{1b}[31m", &["=a b\u{fffd}[31m is"]),
         ("LLADA_NPU_ACCEL", "npu", &["=npu"]),
         ("LLADA_NPU_QNN_ROWS", "x", &["=x"]),
         ("LLADA_NPU_BUDGET", "0", &["=0"]),

@@ -11,6 +11,9 @@ use crate::error::Error;
 /// A flag and the file that it names, if it is given.
 pub(crate) type Named<'a> = (&'static str, Option<&'a Path>);
 
+/// Links in a row that the system follows.
+const MAX_N_LINKS: u32 = 40;
+
 /// What makes two names those of one file.
 #[derive(Debug, PartialEq, Eq)]
 enum Identity {
@@ -26,6 +29,13 @@ impl Identity {
         match path.metadata() {
             Ok(metadata) => Self::of_file(&metadata),
             Err(_absent) => {
+                let mut path = path.to_owned();
+                for _ in 0..MAX_N_LINKS {
+                    let Ok(target) = path.read_link() else {
+                        break;
+                    };
+                    path = path.parent().unwrap_or(Path::new("")).join(target);
+                }
                 let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
                 let directory = fs::canonicalize(directory.unwrap_or(Path::new("."))).ok()?;
                 Some(Self::New(directory.join(path.file_name()?)))
@@ -228,6 +238,8 @@ mod tests {
         assert!(same(path("file"), path("link")));
         assert!(same(path("file"), path("twin")));
         assert!(same(path("new"), path("dir/../new")));
+        std::os::unix::fs::symlink("new", path("dangling")).unwrap();
+        assert!(same(path("new"), path("dangling")));
         assert!(!same(path("new"), path("newer")));
         assert!(!same(path("file"), path("new")));
         assert!(!same("/dev/null".into(), "/dev/null".into()));

@@ -9,7 +9,10 @@ use crate::error::Error;
 /// Longest file, in MiB.
 const MAX_MIB: u64 = 256;
 
-/// Reads a file; "-" is standard input where `or_stdin`.
+/// What editors of Windows put in front of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Reads a file of text, without a byte order mark; "-" is standard input where `or_stdin`.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::TooLong`].
@@ -24,10 +27,14 @@ pub(crate) fn read(path: &Path, or_stdin: bool) -> Result<Vec<u8>, Error> {
     } else {
         File::open(path).and_then(|file| at_most(file, MAX_MIB << 20))
     };
-    bytes.map_err(unreadable)?.ok_or_else(|| Error::TooLong {
+    let mut bytes = bytes.map_err(unreadable)?.ok_or_else(|| Error::TooLong {
         path: path.to_owned(),
         max_mib: MAX_MIB,
-    })
+    })?;
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
+    Ok(bytes)
 }
 
 /// Reads to the end; `None` where there are more bytes.

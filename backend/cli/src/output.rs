@@ -50,14 +50,21 @@ pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
-/// Joins lines into one.
-fn one_line(text: &str) -> String {
+/// Joins lines into one that does not steer the terminal, whatever names and values are quoted in it.
+pub(crate) fn one_line(text: &str) -> String {
     let lines: Vec<_> = text
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
         .collect();
-    lines.join(" ")
+    let shown = |c: char| {
+        if c.is_control() {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            c
+        }
+    };
+    lines.join(" ").chars().map(shown).collect()
 }
 
 /// Sends the `log` facade to stderr: warnings, and all of it when `verbose`.
@@ -77,7 +84,10 @@ pub(crate) fn install_log(verbose: bool) {
                     log::Level::Info => "info",
                     log::Level::Debug | log::Level::Trace => "debug",
                 };
-                note(format_args!("{level}: {}", record.args()));
+                note(format_args!(
+                    "{level}: {}",
+                    one_line(&record.args().to_string())
+                ));
             }
         }
 
@@ -92,5 +102,15 @@ pub(crate) fn install_log(verbose: bool) {
         } else {
             log::LevelFilter::Warn
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+
+    #[test]
+    fn a_line_is_one_and_does_not_steer_the_terminal() {
+        assert_eq!(one_line(" a\n\n  b\r\nc\x1b[31m\t"), "a b c\u{fffd}[31m");
     }
 }

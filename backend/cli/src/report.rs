@@ -113,6 +113,9 @@ impl Totals {
             .filter(|(n, _)| *n > 0)
             .map(|(n, name)| format!("{n} {name}"))
             .collect();
+        if kinds.is_empty() {
+            return format!("{total} forwards");
+        }
         format!("{total} forwards ({})", kinds.join(", "))
     }
 

@@ -172,7 +172,12 @@ impl<'a> Answers<'a> {
         let outcomes = session.generate_batch(prompts, n_seats, setup.params())?;
         for (index, outcome) in outcomes.iter().enumerate() {
             self.print(engine, index, outcome)?;
-            self.count(outcome);
+            if outcome.cancelled {
+                // What it has cost is not known.
+                self.interrupted = true;
+            } else {
+                self.count(outcome);
+            }
         }
         Ok(())
     }

@@ -27,6 +27,8 @@ pub mod store;
 pub mod tiles;
 mod watch;
 
+use std::sync::Once;
+
 use llada_npu_ffi::ggml::plugin::DeviceMemory;
 
 use crate::knobs::{KnobError, LLADA_NPU_CACHE_MAX, LLADA_NPU_REPACK, Repack, cache_dir};
@@ -52,7 +54,12 @@ pub fn keep() -> Result<Keep, KnobError> {
             Keep::Cache(RepackCache::in_dir(repack))
         }
         (Repack::Cache, None) => {
-            log::warn!("neither LLADA_NPU_CACHE nor HOME is set: weights are repacked in memory");
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                log::warn!(
+                    "neither LLADA_NPU_CACHE nor HOME is set: weights are repacked in memory"
+                );
+            });
             Keep::Memory
         }
     })

@@ -27,6 +27,7 @@ pub(crate) struct RunArgs {
         long,
         value_name = "FORMAT",
         ignore_case = true,
+        requires = "file",
         allow_hyphen_values = true
     )]
     pub(crate) file_format: Option<FileFormat>,

@@ -3,6 +3,8 @@
 use ggml_llada_npu::knobs::{KnobError, LLADA_NPU_BUDGET, LLADA_NPU_MEMORY, settings};
 use serde::Serialize;
 
+use crate::output;
+
 /// Variables and the memory budget.
 #[derive(Debug, Serialize)]
 pub(super) struct Settings {
@@ -50,14 +52,12 @@ pub(super) fn look() -> Settings {
 pub(super) fn lines(settings: &Settings, line: &mut impl FnMut(&str, String)) {
     for Variable { name, value, error } in &settings.set {
         let text = format!("{name}={value}");
-        line(
-            "setting",
-            match error {
-                Some(error) if error.contains(&text) => error.clone(),
-                Some(error) => format!("{text}: {error}"),
-                None => text,
-            },
-        );
+        let text = match error {
+            Some(error) if error.contains(&text) => error.clone(),
+            Some(error) => format!("{text}: {error}"),
+            None => text,
+        };
+        line("setting", output::one_line(&text));
     }
     let text = match (settings.budget_bytes, settings.memory_policy) {
         (Some(bytes), Some(policy)) => {

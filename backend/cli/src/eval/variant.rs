@@ -136,6 +136,9 @@ fn grid(text: &str) -> Result<Grid, Error> {
             .iter()
             .find(|option| option.key == key && key != "mode")
             .ok_or_else(|| bad(key, "is not an option that can be varied"))?;
+        if grid.iter().any(|(other, _)| *other == option.key) {
+            return Err(bad(key, "is there twice"));
+        }
         if values.split(',').any(str::is_empty) {
             return Err(bad(part, "lacks a value"));
         }
@@ -212,6 +215,7 @@ mod tests {
             ("threshold", "threshold"),
             ("nonsense=1", "nonsense"),
             ("mode=cached", "mode"),
+            ("threshold=0.9 threshold=0.5", "is there twice"),
             ("threshold=0.9,", "threshold=0.9,"),
             ("  ", "is empty"),
             (&million, "is more than 10000 combinations"),
