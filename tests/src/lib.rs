@@ -4,7 +4,7 @@
 //! * the code under test: [`engine`];
 //! * [`host`]: the plug-in, the stock tools, small C hosts;
 //! * [`program`], [`terminal`]: the command line as its users see it; [`gguf_edit`]: broken copies of a model;
-//! * [`qnn`]: generations through QNN libraries;
+//! * [`qnn`]: generations through QNN libraries; [`lora`]: with adapters;
 //! * [`files`]: models and tasks of the repository, changed copies of models; [`text`]: comparing generated texts.
 
 pub mod engine;
@@ -12,6 +12,7 @@ pub mod files;
 pub mod gguf_edit;
 pub mod host;
 pub mod llama;
+pub mod lora;
 pub mod numpy;
 pub mod program;
 pub mod qnn;

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use llada_npu_tests::lora::{Adapted, Run};
 use llada_npu_tests::program::Finished;
 use llada_npu_tests::qnn::{Answer, Qnn, answer_of_host};
 
@@ -174,6 +175,29 @@ fn calls_that_are_slow_or_hang() {
         ("hang graphExecute after 30", Left::Host),
         ("hang contextFree", Left::All),
     ]);
+}
+
+#[test]
+fn adapters_run_in_graphs_or_on_the_host() {
+    let eval = env!("CARGO_BIN_EXE_lora-eval");
+    let mut files = Adapted::make(Some("--arch llada --shape small --type F16"));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let runs: [Run<'_>; 3] = [&[(0, 0.5)], &[(1, -0.75)], &[(0, 0.25), (2, 0.5)]];
+    let first = files.eval(eval, &runs[..1], scratch.path(), &Qnn::fault(), &[]);
+    let log = files.eval(eval, &runs[..2], scratch.path(), &Qnn::fault(), &[]);
+    assert_eq!(log.number("graphs_built"), first.number("graphs_built"));
+    assert!(log.number("additions") > first.number("additions"));
+    for (fault, is_used) in [
+        ("", true),
+        ("wrong inputs", false),
+        ("fail graphExecute 6000", false),
+    ] {
+        let qnn = Qnn::fault();
+        let settings = [("QNN_FAULT", fault)];
+        let log = files.eval(eval, &runs, scratch.path(), &qnn, &settings);
+        assert_eq!(log.number("refused") == 0.0, is_used, "{fault}: {log:?}");
+        files.check(&runs, scratch.path());
+    }
 }
 
 /// What is done to a file.
