@@ -7,6 +7,11 @@
 # that failed; the last line is their sum. The cases' own lines go to stderr. --record puts the numbers into the README's
 # table. An operation that ran to its end is not run again by the same plug-in and the same test: what was interrupted goes on
 # where it was. Their logs are in backend-ops in the cache.
+#
+# The variables that say where the device computes (LLADA_NPU_ACCEL, LLADA_NPU_KERNEL, LLADA_NPU_QNN_*) are those of the
+# environment, and runs with others have logs of their own. With Qualcomm's libraries, after scripts/setup.sh qnn:
+#   LLADA_NPU_ACCEL=qnn LLADA_NPU_QNN_DIR=DIRECTORY scripts/test-backend-ops.sh MUL_MAT
+# The sum then says how many of the native cases had a node that the library computed (accelerator).
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -20,7 +25,11 @@ TOOL=$STOCK_BIN/test-backend-ops
 [[ -x $TOOL ]] || die "no $TOOL: scripts/setup.sh stock"
 [[ -f $PLUGIN ]] || die "no $PLUGIN: scripts/setup.sh plugin"
 export GGML_BACKEND_PATH=$PLUGIN
-LOGS=$CACHE/backend-ops/$(cat "$PLUGIN" "$TOOL" "$STOCK_BIN/libggml-cpu.so" | sha256sum | cut -c1-32)
+# settings : the variables that say where the device computes; nothing without any.
+settings() {
+    env | LC_ALL=C sort | grep -E '^LLADA_NPU_(ACCEL|KERNEL|QNN_[A-Z]*)=' || true
+}
+LOGS=$CACHE/backend-ops/$({ cat "$PLUGIN" "$TOOL" "$STOCK_BIN/libggml-cpu.so" && settings; } | sha256sum | cut -c1-32)
 mkdir -p "$LOGS"
 mark_used "${LOGS%/*}"
 

@@ -1,12 +1,13 @@
 //! The code under test: models and sessions of the engine, on a device of the host that this process is linked with.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::Arc;
 
 use ggml_llada_npu::abi;
 use ggml_llada_npu::decode::plan::{ForwardKind, Predict, Row, RowPlan, Slot, Stream};
-use ggml_llada_npu::decode::{Event, Params};
-use ggml_llada_npu::engine::sample::Sampling;
+use ggml_llada_npu::decode::{CommitRule, Decoder, Event, ModeParams, Params, Resolved};
+use ggml_llada_npu::engine::sample::{SampleParams, Sampler, Sampling};
 use ggml_llada_npu::engine::{
     Control, KvType, LoadOptions, Model, RunReport, Session, SessionParams, Target,
 };
@@ -14,6 +15,7 @@ use llada_npu_ffi::ggml::Api;
 use llada_npu_ffi::ggml::backend::Device;
 
 use crate::llama;
+use crate::near_tie::{self, Predicted, Trace};
 
 /// Returns our device.
 ///
@@ -200,4 +202,84 @@ pub fn generate(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str
         commits,
         report,
     }
+}
+
+/// Generates as [`generate`] does, and records every forward.
+///
+/// # Panics
+/// When the engine fails, or a commit rule has no thresholds.
+pub fn traced(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str) -> Trace {
+    let n_prompt = u32::try_from(prompt.len()).expect("a short prompt");
+    let resolved = session
+        .check(n_prompt, n_gen, &params(options))
+        .unwrap_or_else(|error| panic!("{options}: {error}"));
+    let sampling = session.params().sampling;
+    let sampling_params = SampleParams::new(&resolved, sampling).expect("checked before");
+    let mut sampler = Sampler::new(sampling_params);
+    let mut decoder = Decoder::new(resolved, prompt, sampling.seed).expect("checked before");
+    let mut forwards = Vec::new();
+    while let Some(plan) = decoder
+        .next_plan()
+        .expect("a decoder that goes on")
+        .cloned()
+    {
+        let rows = forward(session, &plan);
+        let predictions: Vec<_> = plan
+            .predict
+            .iter()
+            .zip(&rows)
+            .map(|(&predict, row)| sampler.predict(row, None, predict, plan.step))
+            .collect::<Result<_, _>>()
+            .expect("logits that can be sampled");
+        decoder.absorb(&predictions).expect("what was asked for");
+        let stages = decoder.stages().iter().map(|&stage| stage as u8);
+        forwards.push(near_tie::Forward {
+            plan: name_of(&plan),
+            canvas: decoder.canvas().iter().copied().zip(stages).collect(),
+            predictions: plan
+                .predict
+                .iter()
+                .zip(predictions)
+                .zip(rows)
+                .map(|((predict, prediction), logits)| Predicted {
+                    pos: predict.pos as usize,
+                    token: prediction.token,
+                    probe: predict.probe,
+                    logits,
+                })
+                .collect(),
+        });
+    }
+    Trace {
+        thresholds: thresholds(&resolved),
+        ends: [resolved.eos, resolved.eot].into_iter().flatten().collect(),
+        forwards,
+        output: decoder.output().to_vec(),
+    }
+}
+
+fn name_of(plan: &RowPlan) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{plan:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns what confidences are compared with.
+fn thresholds(resolved: &Resolved) -> Vec<f64> {
+    let of_rule = |rule| match rule {
+        CommitRule::Threshold(threshold) => threshold,
+        CommitRule::Factor(_) | CommitRule::EntropyBound(_) => panic!("{rule:?} has no threshold"),
+    };
+    let all = match &resolved.mode {
+        ModeParams::Reference { .. } => vec![],
+        ModeParams::Cached(cached) => vec![of_rule(cached.commit.rule)],
+        ModeParams::Full(full) => {
+            let mut all = vec![of_rule(full.cache.commit.rule)];
+            all.extend([full.tau_stable, full.draft_threshold]);
+            let revision = full.revision.iter();
+            all.extend(revision.flat_map(|revision| [revision.tau_replace, revision.tau_remask]));
+            all
+        }
+    };
+    all.into_iter().map(f64::from).collect()
 }

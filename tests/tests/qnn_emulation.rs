@@ -5,6 +5,7 @@ use std::process::Command;
 
 use llada_npu_tests::files::trained;
 use llada_npu_tests::llama::nmse;
+use llada_npu_tests::near_tie::Difference;
 use llada_npu_tests::numpy::{self, Numpy};
 use llada_npu_tests::qnn::{Qnn, answer_of_host};
 use serde::Deserialize;
@@ -28,6 +29,7 @@ struct Prompt {
     output: Vec<i32>,
     tokens: Vec<i32>,
     n_vocab: usize,
+    difference: Option<Difference>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -39,14 +41,15 @@ struct Report {
     overflows: u64,
 }
 
-/// Runs `qnn-eval` with an environment.
-fn eval(weights: &str, out: &Path, environment: &dyn Fn(&mut Command)) -> Run {
+/// Runs `qnn-eval` with an environment; it compares with what an earlier run wrote into `host`.
+fn eval(weights: &str, out: &Path, host: Option<&Path>, environment: &dyn Fn(&mut Command)) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qnn-eval"));
     command
         .arg(trained(weights))
         .arg("validation.jsonl")
         .args([N_PROMPTS.to_string(), N_GEN.to_string()])
-        .arg(out);
+        .arg(out)
+        .args(host);
     environment(&mut command);
     let output = command.output().expect("the program starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -63,10 +66,10 @@ fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
     };
     let scratch = tempfile::tempdir().expect("a directory");
     let [on_host, on_qnn, again] = ["host", "qnn", "again"].map(|dir| scratch.path().join(dir));
-    let host = eval("q4_0", &on_host, &|command| {
+    let host = eval("q4_0", &on_host, None, &|command| {
         command.env("LLADA_NPU_ACCEL", "host");
     });
-    let first = eval("q4_0", &on_qnn, &|command| qnn.set(command));
+    let first = eval("q4_0", &on_qnn, Some(&on_host), &|command| qnn.set(command));
     let report = first.qnn.expect("the library was used");
     assert!(
         report.graphs_built > 0 && report.executions > 0,
@@ -90,10 +93,15 @@ fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
         let error = nmse(&got, &expected);
         println!("{}: NMSE {error:.1e} (limit {MAX_NMSE:.0e})", prompt.prompt);
         assert!(error <= MAX_NMSE, "{}: NMSE {error:e}", prompt.prompt);
-        assert_eq!(prompt.output, host.prompts[i].output, "{}", prompt.prompt);
+        let is_same = prompt.output == host.prompts[i].output;
+        let is_near_tie = prompt.difference.as_ref().is_some_and(|it| it.is_near_tie);
+        if !is_same {
+            println!("{}: {:?}", prompt.prompt, prompt.difference);
+        }
+        assert!(is_same || is_near_tie, "{}", prompt.prompt);
     }
 
-    let second = eval("q4_0", &again, &|command| qnn.set(command));
+    let second = eval("q4_0", &again, None, &|command| qnn.set(command));
     let report = second.qnn.expect("the library was used");
     assert_eq!(report.graphs_built, 0, "{report:?}");
     assert!(report.graphs_loaded > 0, "{report:?}");

@@ -1,23 +1,30 @@
-//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT`: answers the first prompts of a task file with the accelerator of the
+//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT [HOST]`: answers the first prompts of a task file with the accelerator of the
 //! environment (`LLADA_NPU_ACCEL`), and writes what came out into a directory:
 //!
-//! * `result.json`: for each prompt the generated tokens and the canvas `tokens` of one more forward (prompt, then masks);
-//!   `qnn`: what the library did, absent where it was not used;
-//! * `N.f32`: the logits of that forward, `[n_vocab, n_tokens]`, little-endian.
+//! * `result.json`: for each prompt the generated tokens, the canvas `tokens` of one more forward (prompt, then masks), and
+//!   with HOST, the directory of an earlier run, the [`difference`](near_tie::compare) from that; `qnn`: what the library
+//!   did, absent where it was not used;
+//! * `N.f32`: the logits of that forward, `[n_vocab, n_tokens]`, little-endian;
+//! * `N.json`, `N.logits`: a trace of the generation.
 
 use std::path::{Path, PathBuf};
 
 use ggml_llada_npu::device::qnn;
 use ggml_llada_npu::engine::sample::Sampling;
-use llada_npu_tests::engine::{forward, generate, load, session, target, whole_plan};
+use llada_npu_tests::engine::{forward, load, session, target, traced, whole_plan};
 use llada_npu_tests::files::prompts;
 use llada_npu_tests::llama::Llama;
+use llada_npu_tests::near_tie::{self, Trace};
 use serde_json::json;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [model, tasks, n_prompts, n_gen, out] = arguments.as_slice() else {
-        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT");
+    let (arguments, host) = match arguments.as_slice() {
+        [first @ .., host] if arguments.len() == 6 => (first, Some(PathBuf::from(host))),
+        all => (all, None),
+    };
+    let [model, tasks, n_prompts, n_gen, out] = arguments else {
+        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT [HOST]");
     };
     let number = |text: &String| -> u32 { text.parse().expect("a number") };
     let out = PathBuf::from(out);
@@ -30,7 +37,10 @@ fn main() {
     let messages = prompts(tasks);
     for (i, message) in messages.iter().take(number(n_prompts) as usize).enumerate() {
         let prompt = llama.chat_prompt(message);
-        let generated = generate(&mut session, &prompt, number(n_gen), "");
+        let generated = traced(&mut session, &prompt, number(n_gen), "");
+        let name = i.to_string();
+        generated.write(&out.join(&name));
+        let on_host = host.as_ref().map(|host| Trace::read(&host.join(&name)));
         let mut tokens = prompt.clone();
         tokens.resize(prompt.len() + number(n_gen) as usize, mask);
         let logits = forward(&mut session, &whole_plan(&tokens, 0)).concat();
@@ -41,6 +51,8 @@ fn main() {
             "output": generated.output,
             "tokens": tokens,
             "n_vocab": llama.n_vocab(),
+            "n_forwards": generated.forwards.len(),
+            "difference": on_host.and_then(|host| near_tie::compare(&host, &generated)),
         }));
     }
     let report = qnn::session().ok().flatten().map(|session| {
