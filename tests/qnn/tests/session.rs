@@ -205,6 +205,42 @@ fn contexts_of_refused_segments_are_freed() {
 }
 
 #[test]
+fn results_of_slices_and_of_padded_rows_are_where_they_belong() {
+    let (fault, weights) = (Fault::new(""), Weights::new());
+    let (mut qnn, session) = open(&fault, None);
+    // 5 rows are padded to 16, 70 are cut into 64 and 6 that are padded.
+    for n_rows in [5, 70] {
+        weights.prepare(&mut qnn, &[weights.products(N_SLICED, n_rows)], |_| true);
+        let factors: Vec<f32> = (0..n_rows).map(|row| (row as f32 - 2.0) / 8.0).collect();
+        let x = factors.iter().flat_map(|&factor| [factor; K]);
+        let x: Vec<u8> = x.flat_map(f32::to_le_bytes).collect();
+        assert!(qnn.start(0, &x));
+        let mut results = vec![0.0_f32; n_rows * N_SLICED];
+        qnn.finish(0, 0, bytemuck::cast_slice_mut(&mut results))
+            .unwrap();
+        let (values, _) = weights.bytes.as_chunks();
+        let values: Vec<f32> = values
+            .iter()
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect();
+        let sums: Vec<f32> = values.chunks_exact(K).map(|row| row.iter().sum()).collect();
+        for (results, factor) in results.chunks_exact(N_SLICED).zip(&factors) {
+            for (column, (result, sum)) in results.iter().zip(&sums).enumerate() {
+                let expected = sum * factor;
+                let error = (result - expected).abs();
+                assert!(
+                    error <= expected.abs() / 512.0,
+                    "{column}: {result}, not {expected}"
+                );
+            }
+        }
+    }
+    // Two slices for each of the row counts 16 and 64.
+    assert_eq!(session.report().n_contexts, 4);
+    assert_eq!(fault.violations(), 0);
+}
+
+#[test]
 fn weights_are_counted_once_and_while_they_are_in_use() {
     let (fault, weights) = (Fault::new(""), Weights::new());
     let (mut qnn, session) = open(&fault, None);

@@ -15,7 +15,8 @@
 //! | `engine` | library, device, contexts: all that lives on the library's thread |
 //! | `worker` | that thread, with a time limit |
 //! | `cache` | context binaries on disk |
-//! | `probe` | what a library can do, found by trying
+//! | `probe` | what a library can do, found by trying |
+//! | `measure` | what products and layers of large models come to |
 //! | `session` | what is ready, and how it becomes so |
 //!
 //! Inputs and outputs of graphs are half floats. Attention, norms and all that has no weights stay with the host.
@@ -26,6 +27,7 @@ mod cache;
 mod check;
 mod engine;
 mod low_rank;
+mod measure;
 mod part;
 mod probe;
 mod report;
@@ -50,8 +52,9 @@ pub use check::Sums;
 use engine::LIBRARY;
 pub use engine::{Identity, OpenOptions};
 use low_rank::{FactorCache, Factors};
+pub use measure::{LayerShape, Measured, measure, measure_layer};
 pub use part::{Form, describe};
-pub use probe::{Finding, FindingKind, Measured, measure, probe};
+pub use probe::{Finding, FindingKind, probe};
 pub use report::Report;
 pub use rows::{Piece, RowCounts};
 pub use session::Session;

@@ -1,14 +1,13 @@
 //! What a library can do, found by trying: small graphs of every kind, their results compared.
 
 use std::fmt::Display;
-use std::time::{Duration, Instant};
 
 use half::f16;
 use llada_npu_kernels::tile::TileType;
 
 use super::check::{self, Reference, Rows, Sums};
 use super::engine::{Draft, Engine, Identity};
-use super::part::{Element, Form, MAX_COLUMNS};
+use super::part::{Element, Form};
 use super::settings::Settings;
 use super::weight::{QnnType, Weight, WeightData, example_rows};
 use super::worker::Worker;
@@ -362,7 +361,7 @@ fn judge(what: &str, nmse: Result<f64, String>, max: f64) -> Finding {
 }
 
 /// Rows of an input, as the tier takes them, and the factor of each.
-fn rows_of(tier: Tier, x: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
+pub(super) fn rows_of(tier: Tier, x: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
     let element = match tier {
         Tier::Int8 => Element::fixed_input(),
         Tier::Block | Tier::Half => Element::Half,
@@ -374,7 +373,7 @@ fn rows_of(tier: Tier, x: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
     (bytes, factors)
 }
 
-fn read(element: Element, bytes: &[u8], factor: f32, n: usize) -> Vec<f32> {
+pub(super) fn read(element: Element, bytes: &[u8], factor: f32, n: usize) -> Vec<f32> {
     let mut row = vec![0.0; n];
     element.read_row(&bytes[..2 * n], factor, &mut row);
     row
@@ -406,15 +405,21 @@ fn nmse_of(
 }
 
 /// A weight to try.
-struct Example {
-    weight: DenseWeight,
+pub(super) struct Example {
+    pub(super) weight: DenseWeight,
     ty: QnnType,
     bytes: Vec<u8>,
 }
 
 impl Example {
-    fn new(ty: QnnType, k: usize, n: usize) -> Self {
-        let bytes = example_rows(ty, k, n);
+    pub(super) fn new(ty: QnnType, k: usize, n: usize) -> Self {
+        Self::after(ty, k, 0, n)
+    }
+
+    /// Makes a weight of the rows that come after `skip` of the others.
+    pub(super) fn after(ty: QnnType, k: usize, skip: usize, n: usize) -> Self {
+        let mut bytes = example_rows(ty, k, skip + n);
+        bytes.drain(..bytes.len() / (skip + n) * skip);
         let weight = DenseWeight {
             node: 0,
             address: 0,
@@ -427,7 +432,7 @@ impl Example {
         Self { weight, ty, bytes }
     }
 
-    fn rows(&self) -> Rows<'_> {
+    pub(super) fn rows(&self) -> Rows<'_> {
         Rows {
             weight: &self.weight,
             ty: self.ty,
@@ -435,7 +440,7 @@ impl Example {
         }
     }
 
-    fn lower(&self, tier: Tier, linear: Linear) -> Result<Weight, String> {
+    pub(super) fn lower(&self, tier: Tier, linear: Linear) -> Result<Weight, String> {
         let (k, n) = (self.weight.k, self.weight.n);
         let weight = Weight::lower(self.ty, tier, k, n, &self.bytes);
         let weight = weight.map_err(|error| error.to_string())?;
@@ -443,6 +448,16 @@ impl Example {
             Linear::FullyConnected => weight,
             Linear::Conv => weight.transposed(),
         })
+    }
+
+    /// Returns the power of two that brings products with rows like `x` near 1.
+    pub(super) fn factor(&self, x: &[f32]) -> f32 {
+        let mut row = vec![0.0; self.weight.k];
+        let size = self.bytes.len() / self.weight.n;
+        self.ty.dequantize_row(&self.bytes[..size], &mut row);
+        let power = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>();
+        let squared = power(&row) * power(x) / self.weight.k as f32;
+        (-squared.log2() / 2.0).round().exp2()
     }
 
     fn values(&self) -> Vec<f32> {
@@ -517,86 +532,4 @@ impl LowRank {
             .map(|(i, value)| value + more(i))
             .collect()
     }
-}
-
-/// What a product of one shape came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
-    /// Share of the error in the power, on samples.
-    pub nmse: f64,
-    /// Graphs, one context each.
-    pub n_graphs: usize,
-    /// Time in finalising.
-    pub finalize: Duration,
-    /// Time in executing; the emulation's on x86-64.
-    pub execute: Duration,
-    /// Bytes of the context binaries.
-    pub binary_bytes: usize,
-}
-
-/// Builds and executes the product of a weight `[k, n]`, made of example blocks, with `n_rows` rows: in slices where it has
-/// many rows. The contexts are freed one by one.
-///
-/// # Errors
-/// What the library says, as text.
-pub fn measure(
-    settings: &Settings,
-    ty: QnnType,
-    (k, n): (usize, usize),
-    n_rows: usize,
-) -> Result<Measured, String> {
-    let options = settings.open.clone();
-    let opened = Worker::start(settings.timeout, move |beat| Engine::open(&options, beat));
-    let (worker, _identity) = opened
-        .map_err(|gone| gone.to_string())?
-        .map_err(|error| error.to_string())?;
-    let x = check::input(n_rows, k);
-    let rows = check::rows(n_rows);
-    let reference = Reference::products(&x, k, &rows);
-    let (input, _) = rows_of(settings.tier, &x, k);
-    let mut measured = Measured::default();
-    let mut sums = Sums::default();
-    for start in (0..n).step_by(MAX_COLUMNS) {
-        let example = Example::new(ty, k, MAX_COLUMNS.min(n - start));
-        let draft = Draft {
-            name: "measure".to_owned(),
-            kind: DenseKind::Products,
-            weights: vec![example.lower(settings.tier, settings.linear)?],
-            form: Form {
-                n_rows,
-                linear: settings.linear,
-                ranks: Vec::new(),
-                vtcm_mb: settings.vtcm_mb,
-            },
-        };
-        let input = input.clone();
-        let done = worker.call(move |engine, beat| {
-            let made = engine
-                .build(&[draft], beat)
-                .map_err(|refusal| refusal.error)?;
-            let binary = engine.binary(made.context, b"")?.len();
-            beat.tick();
-            let begin = Instant::now();
-            let outputs = engine.execute(made.context, 0, &[&input])?;
-            let time = begin.elapsed();
-            engine.free(made.context);
-            Ok::<_, llada_npu_ffi::qnn::Error>((made, binary, outputs, time))
-        });
-        let (made, binary, outputs, time) = done
-            .map_err(|gone| gone.to_string())?
-            .map_err(|error| error.to_string())?;
-        let (element, n) = (made.graphs[0].outputs[0], example.weight.n);
-        let results: Vec<Vec<f32>> = rows
-            .iter()
-            .map(|row| read(element, &outputs[0][2 * row * n..], 1.0, n))
-            .collect();
-        let samples = reference.samples(&example.rows(), &(0..n), None);
-        samples.compare(results.iter().map(Vec::as_slice), 0, &mut sums);
-        measured.n_graphs += 1;
-        measured.finalize += made.finalize;
-        measured.execute += time;
-        measured.binary_bytes += binary;
-    }
-    measured.nmse = sums.nmse();
-    Ok(measured)
 }
