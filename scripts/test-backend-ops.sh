@@ -8,8 +8,8 @@
 # table. An operation that ran to its end is not run again by the same plug-in and the same test: what was interrupted goes on
 # where it was. Their logs are in backend-ops in the cache.
 #
-# The variables that say where the device computes (LLADA_NPU_ACCEL, LLADA_NPU_KERNEL, LLADA_NPU_QNN_*) are those of the
-# environment, and runs with others have logs of their own. With Qualcomm's libraries, after scripts/setup.sh qnn:
+# Variables that say how the device computes (LLADA_NPU_ACCEL, LLADA_NPU_KERNEL, LLADA_NPU_QNN_DIR, …) are those of the
+# environment; runs with others have logs of their own. With Qualcomm's libraries, after scripts/setup.sh qnn:
 #   LLADA_NPU_ACCEL=qnn LLADA_NPU_QNN_DIR=DIRECTORY scripts/test-backend-ops.sh MUL_MAT
 # The sum then says how many of the native cases had a node that the library computed (accelerator).
 set -euo pipefail
@@ -25,9 +25,10 @@ TOOL=$STOCK_BIN/test-backend-ops
 [[ -x $TOOL ]] || die "no $TOOL: scripts/setup.sh stock"
 [[ -f $PLUGIN ]] || die "no $PLUGIN: scripts/setup.sh plugin"
 export GGML_BACKEND_PATH=$PLUGIN
-# settings : the variables that say where the device computes; nothing without any.
+# settings : the variables that say how the device computes; nothing without any.
 settings() {
-    env | LC_ALL=C sort | grep -E '^LLADA_NPU_(ACCEL|KERNEL|QNN_[A-Z]*)=' || true
+    env | LC_ALL=C sort | grep '^LLADA_NPU_' |
+        grep -vE '^LLADA_NPU_(LOG|CACHE|CACHE_MAX|FUZZ_SECONDS|ACCEPT_QNN_LICENSE)=' || true
 }
 LOGS=$CACHE/backend-ops/$({ cat "$PLUGIN" "$TOOL" "$STOCK_BIN/libggml-cpu.so" && settings; } | sha256sum | cut -c1-32)
 mkdir -p "$LOGS"

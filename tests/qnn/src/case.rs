@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time of a test: the emulation is slow, and may hang.
-const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// Longest time of a test: the emulation is slow, more so beside other work, and may hang.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// Names the test that a process is to run. An emulated process cannot start another: who runs one sets this.
 const CASE: &str = "QNN_CASE";

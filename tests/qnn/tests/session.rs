@@ -160,6 +160,28 @@ fn a_file_whose_graphs_are_wrong_is_made_anew() {
 }
 
 #[test]
+fn a_file_is_taken_for_the_same_weights_and_rows_alone() {
+    let fault = Fault::new("");
+    let dir = tempfile::tempdir().unwrap();
+    let start = |weights: &Weights, n_rows| {
+        let (mut qnn, session) = open(&fault, Some(dir.path()));
+        weights.prepare(&mut qnn, &[weights.products(16, n_rows)], |_| true);
+        let report = session.report();
+        assert_eq!(reasons(&report), [""; 0]);
+        (report.n_graphs_loaded, report.n_graphs_built)
+    };
+    let (weights, mut other) = (Weights::new(), Weights::new());
+    // The sign of the first element.
+    other.bytes[3] ^= 0x80;
+    assert_eq!(start(&weights, 16), (0, 1));
+    assert_eq!(start(&weights, 64), (0, 1));
+    assert_eq!(start(&other, 16), (0, 1));
+    for (weights, n_rows) in [(&weights, 16), (&weights, 64), (&other, 16)] {
+        assert_eq!(start(weights, n_rows), (1, 0));
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_not_checked() {
     let weights = Weights::new();
     for (kind, n_whole) in [(DenseKind::Products, 2), (DenseKind::FeedForward, 6)] {
