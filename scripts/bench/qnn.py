@@ -28,7 +28,10 @@ def run(program, model, n_prompts, out, environment, host=()):
     command = [*shlex.split(program), str(model), "validation.jsonl", str(n_prompts), str(N_GEN), str(out), *host]
     with open(out.with_suffix(".log"), "w") as log:
         subprocess.run(command, check=True, env={**os.environ, **environment}, stdout=log, stderr=log)
-    return json.loads((out / "result.json").read_text())
+    result = json.loads((out / "result.json").read_text())
+    if environment["LLADA_NPU_ACCEL"] == "qnn" and not result["qnn"]:
+        sys.exit(f"{model.name}: the library was given up: a call that took longer than LLADA_NPU_QNN_TIMEOUT?")
+    return result
 
 
 def nmse(a, b):

@@ -23,7 +23,8 @@ main() {
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     cd "$REPO"
-    PYTHONPATH=$REPO/tests LLADA_NPU_QNN_DIR=$(qnn_dir "$QNN_VERSION") \
+    # Beside other work a graph takes its time.
+    LLADA_NPU_QNN_TIMEOUT=${LLADA_NPU_QNN_TIMEOUT:-1800} PYTHONPATH=$REPO/tests LLADA_NPU_QNN_DIR=$(qnn_dir "$QNN_VERSION") \
         "$PYTHON" "$REPO/scripts/bench/qnn.py" "$program" "$REPO/tests" "$scratch" "$n_prompts" "${weights[@]}"
 }
 

@@ -102,10 +102,10 @@ impl Trace {
         let bytes = fs::read(name.with_extension("logits")).expect("a trace can be read");
         let mut trace: Self = serde_json::from_slice(&json).expect("a trace");
         let n = trace.predictions().count();
-        if n > 0 {
+        if let Some(size) = bytes.len().checked_div(n) {
             let forwards = trace.forwards.iter_mut();
             let predictions = forwards.flat_map(|forward| &mut forward.predictions);
-            for (prediction, row) in predictions.zip(bytes.chunks_exact(bytes.len() / n)) {
+            for (prediction, row) in predictions.zip(bytes.chunks_exact(size)) {
                 let (numbers, _) = row.as_chunks();
                 prediction.logits = numbers.iter().map(|&x| f32::from_le_bytes(x)).collect();
             }
@@ -377,11 +377,11 @@ mod tests {
     #[test]
     fn thresholds_are_compared_as_leads() {
         // A lead of `l` over one other token at -l/2; the other two do not count.
-        let row = |lead: f64| {
-            let half = (lead / 2.0) as f32;
+        let row = |lead: f32| {
+            let half = lead / 2.0;
             [half, -half, -60.0, -60.0]
         };
-        let at = (0.9_f64 / 0.1).ln();
+        let at = 9.0_f32.ln();
         for (above, near) in [(0.01, true), (0.04, false)] {
             let mut rows = vec![FAR; 60];
             rows[1] = row(at + above);

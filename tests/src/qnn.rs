@@ -9,6 +9,9 @@ use crate::files::trained;
 use crate::host::plugin;
 use crate::program::{Finished, command};
 
+/// Seconds that a call of the emulation may take: beside other work it is slow.
+const PATIENCE: &str = "600";
+
 /// What the emulation writes to stdout by itself.
 const NOISE: &str = " # LIBNATIVE";
 
@@ -18,7 +21,7 @@ pub struct Qnn {
     dir: PathBuf,
     /// Where context binaries go.
     pub cache: TempDir,
-    _copy: Option<TempDir>,
+    copy: Option<TempDir>,
 }
 
 impl Qnn {
@@ -35,7 +38,7 @@ impl Qnn {
         Self {
             dir: copy.path().to_owned(),
             cache: tempfile::tempdir().expect("a directory"),
-            _copy: Some(copy),
+            copy: Some(copy),
         }
     }
 
@@ -61,7 +64,7 @@ impl Qnn {
         Some(Self {
             dir,
             cache: tempfile::tempdir().expect("a directory"),
-            _copy: None,
+            copy: None,
         })
     }
 
@@ -77,6 +80,9 @@ impl Qnn {
             .env("LLADA_NPU_ACCEL", "qnn")
             .env("LLADA_NPU_QNN_DIR", &self.dir)
             .env("LLADA_NPU_CACHE", self.cache.path());
+        if self.copy.is_none() {
+            command.env("LLADA_NPU_QNN_TIMEOUT", PATIENCE);
+        }
     }
 
     /// Starts the program with the library; everything that it logs goes to stderr.
