@@ -34,7 +34,7 @@ run_light() {
     LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi \
         -p ggml-llada-npu || status=1
     cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test contexts \
-        --test fault --test fault_numbers --test instances --test low_rank --test session || status=1
+        --test fault --test fault_numbers --test instances --test low_rank --test memory --test session || status=1
     return "$status"
 }
 

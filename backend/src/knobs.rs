@@ -160,7 +160,7 @@ fn parse_mib(value: &str) -> Option<Option<u64>> {
 pub static LLADA_NPU_BUDGET: Knob<Option<u64>> = Knob {
     name: "LLADA_NPU_BUDGET",
     expected: "MiB, 1 to 1048576, no limit by default",
-    help: "run each instance as if it saw so few addresses: weights are mapped before they are used, and cannot be read while they are not",
+    help: "run each instance as if it saw so few addresses: weights, on the CPU or in contexts of QNN, are mapped before they are used, and cannot be read while they are not",
     default: None,
     parse: parse_mib,
 };

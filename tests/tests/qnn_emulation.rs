@@ -146,3 +146,27 @@ fn a_damaged_context_binary_never_reaches_the_library() {
     assert_eq!(answer.number("graphs_loaded"), Some(0.0));
     assert_eq!(answer.warnings().len(), 1);
 }
+
+#[test]
+fn a_part_of_the_contexts_at_a_time_gives_the_same_text() {
+    let name = "a_part_of_the_contexts_at_a_time_gives_the_same_text";
+    let Some(qnn) = Qnn::emulation(name) else {
+        return;
+    };
+    let prompt = "Spell: 46881";
+    let expected = answer_of_host("q4_0", prompt);
+    for (mib, policy, most) in [("3", "planned+pipeline", 0.75), ("2", "lru", 0.5)] {
+        let settings = [("LLADA_NPU_BUDGET", mib), ("LLADA_NPU_MEMORY", policy)];
+        let answer = qnn.answer("q4_0", prompt, &settings);
+        assert_eq!(answer.text(), expected.text(), "{policy}");
+        let number = |name| answer.number(name).unwrap_or(f64::NAN);
+        let share = number("peak_mapped_bytes") / number("binary_bytes");
+        println!("{mib} MiB, {policy}: {share:.2} of the contexts at a time");
+        assert!(share > 0.05 && share < most, "{policy}: {share}");
+        assert_eq!(number("refused"), 0.0, "{policy}");
+        assert!(number("context_maps") >= number("contexts"), "{policy}");
+        assert_eq!(number("context_maps"), number("context_unmaps"), "{policy}");
+        // Qualcomm's emulation registers no memory.
+        assert_eq!(number("registrations") + number("shared"), 0.0);
+    }
+}

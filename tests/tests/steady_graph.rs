@@ -10,6 +10,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ggml_llada_npu::abi;
+use ggml_llada_npu::abi::resident::Budget;
+use ggml_llada_npu::knobs::Policy;
+use ggml_llada_npu::memory::runtime::Limits;
 use llada_npu_ffi::ggml::{Api, Context, GraphRunner, Tensor, TensorSet, Type};
 use llada_npu_tests::llama;
 
@@ -146,4 +149,16 @@ fn graphs_ask_for_no_memory_once_they_have_run() {
             check(type_, n_rows);
         }
     }
+    // Within a budget that everything fits.
+    for policy in [Policy::PlannedPipeline, Policy::Planned, Policy::Lru] {
+        let limits = Limits::default();
+        let budget = Budget {
+            limits,
+            policy,
+            costs: None,
+        };
+        abi::set_budget(Some(budget)).unwrap();
+        check(Type::Q8_0, 40);
+    }
+    abi::set_budget(None).unwrap();
 }

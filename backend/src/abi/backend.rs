@@ -13,10 +13,10 @@ use super::NAME;
 use super::counts::{By, Counts};
 use super::device::default_n_threads;
 use super::resident::Resident;
-use crate::device::{Accelerator, DeviceError, Op, OperandError, Task, failure};
+use crate::device::{Accelerator, ContextNeed, DeviceError, Op, OperandError, Task, failure};
 use crate::graph::{
-    DensePlan, Role, Segment, Work, classify, cut, describe, facts, find, is_weight, n_threads_for,
-    objects, settle, touches_tiles,
+    DensePlan, Role, Segment, Server, Work, classify, cut, describe, facts, find, is_weight,
+    n_threads_for, objects, settle, signature, touches_tiles,
 };
 use crate::memory::runtime::SessionError;
 use crate::memory::{PlainGuard, WeightStore};
@@ -95,6 +95,8 @@ pub struct NpuBackend {
     dense: DensePlan,
     /// Those that it has computed, in the current graph.
     started: Vec<bool>,
+    /// Where there is a budget: the contexts that each of them needs; `None` for those that the host computes.
+    needs: Vec<Option<Vec<ContextNeed>>>,
 }
 
 impl NpuBackend {
@@ -118,6 +120,7 @@ impl NpuBackend {
             segments: Vec::new(),
             dense: DensePlan::default(),
             started: Vec::new(),
+            needs: Vec::new(),
         }
     }
 
@@ -126,18 +129,83 @@ impl NpuBackend {
         graph: &mut GraphView<'_>,
         segments: &[Segment],
     ) -> Result<(), ComputeError> {
-        if let Some(resident) = &mut self.resident {
-            resident.begin(objects(&self.codes, graph, segments, &self.work))?;
-        }
+        self.plan(graph, segments, 0)?;
         let store = Arc::clone(&self.store);
         for (i, segment) in segments.iter().enumerate() {
             if self.abort.is_some_and(|abort| abort.requested()) {
                 return Err(ComputeError::Aborted);
             }
-            if let Some(resident) = &mut self.resident {
-                resident.before(i)?;
+            self.map(i)?;
+            if let Segment::Native(node) = segment
+                && let Some(lost) = self.start_dense(graph, *node)
+                && self.needs.get_mut(lost).and_then(Option::take).is_some()
+            {
+                // The host needs other things for it than were planned.
+                self.plan(graph, segments, i)?;
+                self.map(i)?;
             }
             self.run(graph, &store.plain(), segment.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Plans what is mapped when from segment `first` on, where there is a budget.
+    fn plan(
+        &mut self,
+        graph: &GraphView<'_>,
+        segments: &[Segment],
+        first: usize,
+    ) -> Result<(), ComputeError> {
+        let rest = &segments[first..];
+        while let Some(resident) = &mut self.resident {
+            let (roles, needs) = (&self.dense.roles, &self.needs);
+            let server = |node| server(roles, needs, node);
+            let signature = signature(&self.codes, graph, rest, &self.work, &server);
+            if first == 0 && resident.begin_again(signature)? {
+                return Ok(());
+            }
+            let objects = objects(&self.codes, graph, rest, &self.work, &server);
+            let too_large = resident.too_large(&objects);
+            let budget_bytes = resident.limits().budget_bytes;
+            if !self.leave(rest, &objects.groups, &too_large, budget_bytes) {
+                let contexts = self.accelerator.segments().map(|dense| dense.contexts());
+                let resident = self.resident.as_mut();
+                return resident.map_or(Ok(()), |resident| {
+                    Ok(resident.begin(objects, first, signature, contexts)?)
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves dense segments to the host whose contexts are too large; tells whether there were some.
+    fn leave(
+        &mut self,
+        segments: &[Segment],
+        groups: &[usize],
+        too_large: &[usize],
+        budget_bytes: u64,
+    ) -> bool {
+        let mut has_left = false;
+        for (segment, group) in segments.iter().zip(groups) {
+            if too_large.contains(group)
+                && let Segment::Native(node) = segment
+                && let Some(&Role::Member { segment, .. }) = self.dense.roles.get(*node)
+                && let Some(dense) = self.accelerator.segments()
+                && self.needs.get_mut(segment).and_then(Option::take).is_some()
+            {
+                let reason = "its contexts do not fit the budget";
+                dense.leave(segment, &format_args!("{reason} of {budget_bytes} bytes"));
+                has_left = true;
+            }
+        }
+        has_left
+    }
+
+    /// Maps what segment `i` needs, where there is a budget.
+    fn map(&mut self, i: usize) -> Result<(), ComputeError> {
+        if let Some(resident) = &mut self.resident {
+            resident.before(i)?;
         }
         Ok(())
     }
@@ -162,9 +230,8 @@ impl NpuBackend {
         self.dense.segments.clear();
         self.dense.roles.clear();
         self.started.clear();
-        // A budget is one of the host: its products are what it limits.
-        let is_wanted = self.resident.is_none();
-        let Some(accelerator) = self.accelerator.segments().filter(|_| is_wanted) else {
+        self.needs.clear();
+        let Some(accelerator) = self.accelerator.segments() else {
             return;
         };
         let facts = facts(&self.codes, graph, &self.work, &*accelerator);
@@ -181,10 +248,39 @@ impl NpuBackend {
             }
         };
         let is_aborted = || self.abort.is_some_and(|abort| abort.requested());
+        if let Some(resident) = &mut self.resident
+            && !accelerator.is_prepared(&self.dense.segments, guard)
+        {
+            // Contexts that are made take addresses as well.
+            resident.vacate();
+        }
         accelerator.prepare(&self.dense.segments, guard, &mut read, &is_aborted);
+        if self.resident.is_some() {
+            let all = 0..self.dense.segments.len();
+            self.needs.extend(all.map(|i| accelerator.needs(i)));
+        }
     }
 
-    /// Computes a node as a part of a dense segment; tells whether it did, or nothing is left to do.
+    /// Starts the dense segment of which a node is the first, if it is one; returns its number if that failed.
+    fn start_dense(&mut self, graph: &mut GraphView<'_>, node: usize) -> Option<usize> {
+        let Some(&Role::Member {
+            segment,
+            starts: true,
+            ..
+        }) = self.dense.roles.get(node)
+        else {
+            return None;
+        };
+        let accelerator = self.accelerator.segments()?;
+        if let Some(operands) = graph.operands(node)
+            && let Source::Data(x) = operands.srcs[1]
+        {
+            self.started[segment] = accelerator.start(segment, x);
+        }
+        (!self.started[segment]).then_some(segment)
+    }
+
+    /// Computes a node as a part of a dense segment that was started; tells whether it did, or nothing is left to do.
     fn run_dense(
         &mut self,
         graph: &mut GraphView<'_>,
@@ -192,9 +288,7 @@ impl NpuBackend {
         node: usize,
     ) -> Result<bool, ComputeError> {
         let Some(&Role::Member {
-            segment,
-            output,
-            starts,
+            segment, output, ..
         }) = self.dense.roles.get(node)
         else {
             return Ok(false);
@@ -202,12 +296,6 @@ impl NpuBackend {
         let Some(accelerator) = self.accelerator.segments() else {
             return Ok(false);
         };
-        if starts
-            && let Some(operands) = graph.operands(node)
-            && let Source::Data(x) = operands.srcs[1]
-        {
-            self.started[segment] = accelerator.start(segment, x);
-        }
         if !self.started[segment] {
             return Ok(false);
         }
@@ -284,6 +372,21 @@ impl NpuBackend {
                     status,
                 },
             })
+    }
+}
+
+/// Says who computes a node, from the roles of nodes and what dense segments need.
+fn server<'a>(roles: &[Role], needs: &'a [Option<Vec<ContextNeed>>], node: usize) -> Server<'a> {
+    let Some(&Role::Member {
+        segment, starts, ..
+    }) = roles.get(node)
+    else {
+        return Server::Host;
+    };
+    match needs.get(segment) {
+        Some(Some(needs)) if starts => Server::Accelerator(needs),
+        Some(Some(_)) => Server::Accelerator(&[]),
+        _ => Server::Host,
     }
 }
 

@@ -83,11 +83,14 @@ pub(super) fn default_n_threads() -> usize {
 }
 
 /// Makes what the settings ask for.
-fn accelerator(host_only: bool, has_budget: bool) -> Result<Box<dyn Accelerator>, DeviceError> {
-    let host = Host::new(default_n_threads())?.opening_tiles(!has_budget);
+fn accelerator(
+    host_only: bool,
+    budget_bytes: Option<u64>,
+) -> Result<Box<dyn Accelerator>, DeviceError> {
+    let host = Host::new(default_n_threads())?.opening_tiles(budget_bytes.is_none());
     let session = if host_only { None } else { qnn::session()? };
     Ok(match session {
-        Some(session) => Box::new(Qnn::new(host, session)),
+        Some(session) => Box::new(Qnn::new(host, session).within(budget_bytes)),
         None => Box::new(host),
     })
 }
@@ -126,7 +129,10 @@ impl DeviceImpl for NpuDevice {
         };
         let host_only = params.is_some_and(|params| params.to_bytes() == HOST_ONLY.as_bytes());
         let resident = self.resident();
-        match accelerator(host_only, resident.is_some()) {
+        let budget_bytes = resident
+            .as_ref()
+            .map(|resident| resident.limits().budget_bytes);
+        match accelerator(host_only, budget_bytes) {
             Ok(accelerator) => Some(NpuBackend::new(
                 self.codes,
                 accelerator,

@@ -2,12 +2,14 @@
 //!
 //! A graph is read into objects and segments; the session of the graph before goes on where it has the same segments, or some
 //! of them, so that what stays mapped stays from graph to graph. Activations are one object that grows, as a host plans their
-//! places itself.
+//! places itself. Segments of an accelerator need its contexts instead of tiles of the host; a graph that loses some of them
+//! on its way is read anew from there.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::InitError;
-use crate::graph::GraphObjects;
+use crate::device::{ContextMapping, Contexts};
+use crate::graph::{GraphObjects, ObjectSource};
 use crate::knobs::{LLADA_NPU_BUDGET, LLADA_NPU_MEMORY};
 use crate::memory::WeightStore;
 use crate::memory::runtime::arena::Arena;
@@ -26,8 +28,8 @@ const HOST_COSTS: Costs = Costs {
 /// Activations are planned in sizes of at least this.
 const MIN_ARENA_BYTES: u64 = 64 << 10;
 
-/// A long-lived object: where it lies, its size, whether it is written.
-type Long = (usize, u64, bool);
+/// A long-lived object: what it is, its size, whether it is written.
+type Long = (ObjectSource, u64, bool);
 
 /// How instances use addresses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,6 +81,9 @@ struct Current {
     /// What each segment needs that is long-lived.
     segments: Vec<Vec<Long>>,
     arena_bytes: u64,
+    /// The signature of the last graph, and its segments among those.
+    last: Option<u64>,
+    found: Vec<SegmentId>,
 }
 
 /// Owning: the session of an instance.
@@ -88,6 +93,10 @@ pub(super) struct Resident {
     store: Arc<WeightStore>,
     reports: Reports,
     current: Option<Current>,
+    /// Of sessions that have ended.
+    total: Report,
+    /// The first segment of the graph that was read, and the groups of those from there on.
+    first: usize,
     groups: Vec<usize>,
     /// The group that runs.
     running: Option<usize>,
@@ -100,20 +109,76 @@ impl Resident {
             store,
             reports,
             current: None,
+            total: Report::default(),
+            first: 0,
             groups: Vec::new(),
             running: None,
         }
     }
 
-    /// Begins a graph.
-    pub(super) fn begin(&mut self, graph: GraphObjects) -> Result<(), SessionError> {
+    /// Returns the address space.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.budget.limits
+    }
+
+    /// Returns the groups of a graph that do not fit by themselves, ascending.
+    pub(super) fn too_large(&self, graph: &GraphObjects) -> Vec<usize> {
+        let limits = &self.budget.limits;
+        let arena_bytes = limits.align(Arena::pack(&graph.workload, limits).size_bytes);
+        let size = |object: &ObjectId| {
+            let object = graph.workload.object(*object);
+            match object.class {
+                Class::LongLived => limits.align(object.size_bytes),
+                Class::ShortLived => 0,
+            }
+        };
+        let segments = graph.workload.segments().iter().enumerate();
+        segments
+            .filter(|(_, segment)| {
+                let long_bytes: u64 = segment.needs.iter().map(size).sum();
+                long_bytes + arena_bytes > limits.usable_bytes()
+            })
+            .map(|(i, _)| i)
+            .collect()
+    }
+
+    /// Unmaps everything, between graphs.
+    pub(super) fn vacate(&mut self) {
         self.end();
+        if let Some(current) = &mut self.current {
+            current.session.finish();
+        }
+    }
+
+    /// Begins a graph that asks the same of memory as the last one, if it does; tells whether it was.
+    pub(super) fn begin_again(&mut self, signature: u64) -> Result<bool, SessionError> {
+        self.end();
+        let current = self.current.as_mut();
+        let Some(current) = current.filter(|current| current.last == Some(signature)) else {
+            return Ok(false);
+        };
+        self.first = 0;
+        current.session.begin(&current.found)?;
+        Ok(true)
+    }
+
+    /// Begins a graph, or what is left of it from segment `first` on. `contexts` makes and frees those of an accelerator.
+    pub(super) fn begin(
+        &mut self,
+        graph: GraphObjects,
+        first: usize,
+        signature: u64,
+        contexts: Option<Arc<dyn Contexts>>,
+    ) -> Result<(), SessionError> {
+        self.end();
+        self.first = first;
         let arena_bytes = Arena::pack(&graph.workload, &self.budget.limits).size_bytes;
         let needs = |segment: &Segment| -> Vec<Long> {
             let long = |object: &ObjectId| {
-                let address = graph.addresses[object.0]?;
+                let source = graph.sources[object.0];
                 let object = graph.workload.object(*object);
-                Some((address, object.size_bytes, object.is_written))
+                let long = (source, object.size_bytes, object.is_written);
+                (source != ObjectSource::Scratch).then_some(long)
             };
             let mut needs: Vec<_> = segment.needs.iter().filter_map(long).collect();
             needs.sort_unstable();
@@ -129,13 +194,17 @@ impl Resident {
             Some(found) => found,
             None => {
                 let all = (0..segments.len()).map(SegmentId).collect();
-                self.restart(&graph, segments, arena_bytes)?;
+                self.restart(&graph, segments, arena_bytes, contexts)?;
                 all
             }
         };
         self.groups = graph.groups;
-        let current = self.current.as_mut();
-        current.map_or(Ok(()), |current| current.session.begin(&found))
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        current.found = found;
+        current.last = Some(signature).filter(|_| first == 0);
+        current.session.begin(&current.found)
     }
 
     fn restart(
@@ -143,6 +212,7 @@ impl Resident {
         graph: &GraphObjects,
         segments: Vec<Vec<Long>>,
         arena_bytes: u64,
+        contexts: Option<Arc<dyn Contexts>>,
     ) -> Result<(), SessionError> {
         let grown = arena_bytes.next_power_of_two().max(MIN_ARENA_BYTES);
         self.close();
@@ -161,12 +231,7 @@ impl Resident {
                 planner.limits().budget_bytes
             );
         }
-        let addresses = graph.addresses.iter().zip(&graph.may_have_tiles);
-        let addresses = addresses
-            .map(|(address, may)| address.filter(|_| *may))
-            .collect();
-        let mapping = HostMapping::new(Arc::clone(&self.store), addresses);
-        let mut mapping: Box<dyn Mapping> = Box::new(mapping);
+        let mut mapping = self.mapping(&graph.sources, contexts);
         let mut observed = None;
         if let Some(costs) = self.budget.costs {
             let observer = Observer::around(mapping, costs, Box::new(|_| 0.0));
@@ -178,8 +243,36 @@ impl Resident {
             observed,
             segments,
             arena_bytes,
+            last: None,
+            found: Vec::new(),
         });
         Ok(())
+    }
+
+    /// Returns what maps objects: tiles, and contexts where there are some.
+    fn mapping(
+        &self,
+        sources: &[ObjectSource],
+        contexts: Option<Arc<dyn Contexts>>,
+    ) -> Box<dyn Mapping> {
+        let address = |source: &ObjectSource| match source {
+            ObjectSource::Memory {
+                address,
+                may_have_tiles: true,
+            } => Some(*address),
+            _ => None,
+        };
+        let addresses = sources.iter().map(address).collect();
+        let host: Box<dyn Mapping> = Box::new(HostMapping::new(Arc::clone(&self.store), addresses));
+        let context = |source: &ObjectSource| match source {
+            ObjectSource::Context(context) => Some(*context),
+            _ => None,
+        };
+        let of_object: Vec<_> = sources.iter().map(context).collect();
+        match contexts.filter(|_| of_object.iter().any(Option::is_some)) {
+            Some(contexts) => Box::new(ContextMapping::new(contexts, of_object, host)),
+            None => host,
+        }
     }
 
     /// Plans for the long-lived objects of a graph, which keep their numbers, and activations of some size.
@@ -209,7 +302,8 @@ impl Resident {
 
     /// Gets ready for segment `i` of the graph.
     pub(super) fn before(&mut self, i: usize) -> Result<(), SessionError> {
-        let group = self.groups.get(i).copied();
+        let group = i.checked_sub(self.first);
+        let group = group.and_then(|i| self.groups.get(i)).copied();
         if self.running == group {
             return Ok(());
         }
@@ -240,7 +334,7 @@ impl Resident {
         if let Some(mut current) = self.current.take() {
             current.session.finish();
             let report = current.session.report();
-            log(&report);
+            self.total.add(&report);
             let mut sum = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
             sum.n_sessions += 1;
             sum.report.add(&report);
@@ -255,6 +349,9 @@ impl Resident {
 impl Drop for Resident {
     fn drop(&mut self) {
         self.close();
+        if self.total.n_runs > 0 {
+            log(&self.total);
+        }
     }
 }
 
@@ -299,14 +396,20 @@ mod tests {
 
     #[test]
     fn segments_are_found_in_order_or_not_at_all() {
-        let known: Vec<Vec<Long>> = [1, 2, 3, 2]
-            .map(|address| vec![(address, 8, false)])
-            .to_vec();
+        let weight = |address| {
+            let may_have_tiles = true;
+            vec![(
+                ObjectSource::Memory {
+                    address,
+                    may_have_tiles,
+                },
+                8,
+                false,
+            )]
+        };
+        let known: Vec<Vec<Long>> = [1, 2, 3, 2].map(weight).to_vec();
         let find = |wanted: &[usize]| {
-            let wanted: Vec<_> = wanted
-                .iter()
-                .map(|&address| vec![(address, 8, false)])
-                .collect();
+            let wanted: Vec<_> = wanted.iter().map(|&address| weight(address)).collect();
             find(&known, &wanted).map(|found| found.into_iter().map(|id| id.0).collect::<Vec<_>>())
         };
         assert_eq!(find(&[1, 2, 3, 2]), Some(vec![0, 1, 2, 3]));

@@ -4,6 +4,8 @@
 //! comes: where results lie in memory, and who else uses that memory before, does not matter. Nodes between that only
 //! the segment itself reads are left out.
 
+use std::sync::Arc;
+
 use super::{DeviceError, Layout, Spec};
 use crate::memory::PlainGuard;
 
@@ -78,6 +80,25 @@ impl Dense {
 /// Hands out the plain bytes of the weight that is the first operand of a node, valid during the call.
 pub type ReadWeight<'a> = dyn FnMut(usize, &mut dyn FnMut(&[u8])) + 'a;
 
+/// A context of an accelerator, with weights of segments: it has to be there while one of them starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextNeed {
+    /// Which one.
+    pub context: u64,
+    /// Its bytes.
+    pub size_bytes: u64,
+}
+
+/// Contexts that come and go as a memory runtime says. Both calls may be made while segments that do not need the context start.
+pub trait Contexts: std::fmt::Debug + Send + Sync {
+    /// Makes a context for one more user, if it is not there yet. Where that fails, the segments that need it do not start any more: the
+    /// accelerator counts that with its reason.
+    fn map(&self, context: u64);
+
+    /// Undoes one call of [`Self::map`]: frees the context if nobody else uses it.
+    fn unmap(&self, context: u64);
+}
+
 /// An accelerator that computes whole segments.
 pub trait SegmentAccelerator {
     /// Tells whether a product of a weight is one that segments may have.
@@ -101,6 +122,18 @@ pub trait SegmentAccelerator {
         read: &mut ReadWeight<'_>,
         is_aborted: &dyn Fn() -> bool,
     );
+
+    /// Tells whether [`prepare`](Self::prepare) has nothing to make for these segments.
+    fn is_prepared(&self, segments: &[Dense], weights: &PlainGuard<'_>) -> bool;
+
+    /// Returns the contexts that segment `i` of those that were prepared needs; `None` where the host has to compute it.
+    fn needs(&self, i: usize) -> Option<Vec<ContextNeed>>;
+
+    /// Leaves segment `i` of those that were prepared to the host from now on.
+    fn leave(&mut self, i: usize, reason: &dyn std::fmt::Display);
+
+    /// Returns who makes and frees contexts, where a memory runtime decides which are there.
+    fn contexts(&self) -> Arc<dyn Contexts>;
 
     /// Computes segment `i` of those that were prepared, of the input's bytes. Tells whether it did; if not, the nodes are
     /// computed one by one. If it did, [`finish`](Self::finish) has the outputs, whatever happens to the accelerator.

@@ -7,7 +7,7 @@
 //! data. A new native operation is a variant of [`Op`], a line in `graph::describe` that reads its parameters, and an
 //! arm in each device.
 
-pub mod contexts;
+mod contexts;
 mod dense;
 pub mod failure;
 mod flash_attn;
@@ -16,7 +16,10 @@ mod mul_mat;
 mod op;
 pub mod qnn;
 
-pub use dense::{Addition, Dense, DenseKind, DenseWeight, ReadWeight, SegmentAccelerator};
+pub use contexts::ContextMapping;
+pub use dense::{
+    Addition, ContextNeed, Contexts, Dense, DenseKind, DenseWeight, ReadWeight, SegmentAccelerator,
+};
 pub use flash_attn::{FlashAttn, FlashAttnParams, FlashAttnShape};
 pub use mul_mat::{MulMat, MulMatShape, Operand};
 pub use op::{Layout, Op, Source, Spec, Task};

@@ -15,7 +15,7 @@ mod weights;
 
 pub use dense::{DensePlan, Role, find};
 pub use facts::{Fact, facts};
-pub use objects::{GraphObjects, objects};
+pub use objects::{GraphObjects, ObjectSource, Server, objects, signature};
 pub use segment::{Segment, Work, cut, n_threads_for};
 pub use weights::{is_weight, settle};
 

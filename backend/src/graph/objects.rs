@@ -4,31 +4,69 @@
 //! that tensors of a graph share (an activation, logits, an input) is short-lived, from the segment that makes it to the
 //! last that reads it. Views are the tensor that they show.
 //!
-//! Segments of the graph are joined for the runtime as long as they need no second weight with tiles: the unit is a product
-//! with what lies around it.
+//! What an accelerator computes needs its contexts when it starts, and the host's bytes of its weights not at all.
+//!
+//! Segments of the graph are joined for the runtime as long as they need no second weight with tiles, and no second context: the unit is
+//! a product with what lies around it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use llada_npu_ffi::ggml::op::OpCodes;
 use llada_npu_ffi::ggml::plugin::view::{GraphView, Node};
 
 use super::segment::{Segment, Work};
-use super::weights::is_weight;
+use super::weights::{is_weight, leaf};
+use crate::device::ContextNeed;
 use crate::memory::runtime::{Class, Object, ObjectId, Workload};
 use crate::memory::shape::TileShape;
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectSource {
+    /// It lies in memory that tensors of a graph share.
+    Scratch,
+    /// It lies at an address where other graphs find it as well.
+    Memory {
+        /// Where.
+        address: usize,
+        /// Whether it is a weight that may have tiles.
+        may_have_tiles: bool,
+    },
+    /// It is a context of an accelerator.
+    Context(u64),
+}
+
+impl ObjectSource {
+    /// Tells whether it costs something to have it there.
+    fn is_mapped(self) -> bool {
+        match self {
+            Self::Scratch => false,
+            Self::Memory { may_have_tiles, .. } => may_have_tiles,
+            Self::Context(_) => true,
+        }
+    }
+}
 
 /// What a graph asks of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphObjects {
     /// Objects and segments of the runtime.
     pub workload: Workload,
-    /// Where each object lies, by number; `None` for those that are short-lived.
-    pub addresses: Vec<Option<usize>>,
-    /// Which objects may have tiles, by number.
-    pub may_have_tiles: Vec<bool>,
+    /// What each object is, by number.
+    pub sources: Vec<ObjectSource>,
     /// The runtime's segment of each segment of the graph, ascending.
     pub groups: Vec<usize>,
+}
+
+/// Who computes a node.
+#[derive(Clone, Copy, Debug)]
+pub enum Server<'a> {
+    /// The host.
+    Host,
+    /// An accelerator, which needs these contexts now: those of a segment at its first node.
+    Accelerator(&'a [ContextNeed]),
 }
 
 /// What tells objects apart: where they lie, or which tensor they are.
@@ -36,6 +74,7 @@ pub struct GraphObjects {
 enum Key {
     Address(usize),
     Tensor(usize),
+    Context(u64),
 }
 
 #[derive(Default)]
@@ -63,25 +102,58 @@ impl Reader {
                 let id = *entry.insert(ObjectId(self.found.len()));
                 self.found
                     .push(Object::new(root.name(), size_bytes as u64, class));
-                self.objects.may_have_tiles.push(shape.is_some());
-                self.objects.addresses.push(match class {
-                    Class::LongLived => Some(place.address),
-                    Class::ShortLived => None,
+                self.objects.sources.push(match class {
+                    Class::LongLived => ObjectSource::Memory {
+                        address: place.address,
+                        may_have_tiles: shape.is_some(),
+                    },
+                    Class::ShortLived => ObjectSource::Scratch,
                 });
                 Some(id)
             }
         }
     }
 
+    /// Returns the object that a context is; `name` is that of a weight in it.
+    fn context(&mut self, need: &ContextNeed, name: &str) -> ObjectId {
+        let id = *self
+            .ids
+            .entry(Key::Context(need.context))
+            .or_insert(ObjectId(self.found.len()));
+        if id.0 == self.found.len() {
+            let name = format!("context with {name}");
+            let object = Object::new(name, need.size_bytes, Class::LongLived);
+            self.found.push(object);
+            let source = ObjectSource::Context(need.context);
+            self.objects.sources.push(source);
+        }
+        id
+    }
+
     /// Returns what a node reads and writes.
-    fn touched(&mut self, codes: &OpCodes, node: Node<'_>, out: &mut Vec<ObjectId>) {
-        for src in node.srcs() {
-            out.extend(self.object(codes, src));
+    fn touched(
+        &mut self,
+        codes: &OpCodes,
+        node: Node<'_>,
+        server: Server<'_>,
+        out: &mut Vec<ObjectId>,
+    ) {
+        let is_served = matches!(server, Server::Accelerator(_));
+        for (i, src) in node.srcs().enumerate() {
+            if !(i == 0 && is_served && leaf(codes, src).is_some()) {
+                out.extend(self.object(codes, src));
+            }
+        }
+        if let Server::Accelerator(needs) = server {
+            let name = node.src(0).map(|weight| weight.name()).unwrap_or_default();
+            out.extend(needs.iter().map(|need| self.context(need, &name)));
         }
         if let Some(dst) = self.object(codes, node) {
             self.found[dst.0].is_written = true;
             // Nobody makes tiles of what is computed.
-            self.objects.may_have_tiles[dst.0] = false;
+            if let ObjectSource::Memory { may_have_tiles, .. } = &mut self.objects.sources[dst.0] {
+                *may_have_tiles = false;
+            }
             out.push(dst);
         }
     }
@@ -92,24 +164,22 @@ fn tile_shape(tensor: Node<'_>) -> Option<TileShape> {
     TileShape::new(tensor.type_().0, k, n, planes.checked_mul(outer)?)
 }
 
-/// Reads what the segments of a graph touch. `work` says which nodes are computed.
+/// Reads what the segments of a graph touch. `work` says which nodes are computed, `server` by whom.
 #[must_use]
-pub fn objects(
+pub fn objects<'a>(
     codes: &OpCodes,
     graph: &GraphView<'_>,
     segments: &[Segment],
     work: &[Work],
+    server: &dyn Fn(usize) -> Server<'a>,
 ) -> GraphObjects {
     let mut reader = Reader::default();
     let mut touched = Vec::with_capacity(segments.len());
     for segment in segments {
-        let nodes = match segment {
-            Segment::Native(node) => *node..node + 1,
-            Segment::Delegated { nodes, .. } => nodes.clone(),
-        };
+        let nodes = segment.nodes();
         let mut needs = Vec::new();
         for i in nodes.clone().filter(|&i| work[i] != Work::Nothing) {
-            reader.touched(codes, graph.node(i), &mut needs);
+            reader.touched(codes, graph.node(i), server(i), &mut needs);
         }
         touched.push((graph.node(nodes.end - 1).name(), needs));
     }
@@ -123,14 +193,56 @@ pub fn objects(
     objects
 }
 
-/// Joins segments that follow each other as long as they need no second weight with tiles.
+/// Returns a number that is another one for another answer of [`objects`], names aside; it asks for no memory.
+#[must_use]
+pub fn signature<'a>(
+    codes: &OpCodes,
+    graph: &GraphView<'_>,
+    segments: &[Segment],
+    work: &[Work],
+    server: &dyn Fn(usize) -> Server<'a>,
+) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let add = |hasher: &mut DefaultHasher, node: Node<'_>| {
+        let root = node.root();
+        let place = root
+            .place()
+            .map(|place| (place.address, place.size_bytes, place.is_scratch));
+        let is_leaf = leaf(codes, root).is_some();
+        (root.id(), place, root.type_().0, root.ne(), is_leaf).hash(hasher);
+    };
+    for segment in segments {
+        let nodes = segment.nodes();
+        nodes.len().hash(&mut hasher);
+        for i in nodes.filter(|&i| work[i] != Work::Nothing) {
+            let node = graph.node(i);
+            i.hash(&mut hasher);
+            for src in node.srcs().chain([node]) {
+                add(&mut hasher, src);
+            }
+            match server(i) {
+                Server::Host => 0.hash(&mut hasher),
+                Server::Accelerator(needs) => {
+                    needs.len().hash(&mut hasher);
+                    for need in needs {
+                        (need.context, need.size_bytes).hash(&mut hasher);
+                    }
+                    1.hash(&mut hasher);
+                }
+            }
+        }
+    }
+    hasher.finish()
+}
+
+/// Joins segments that follow each other as long as they need no second weight with tiles, and no second context.
 fn group(objects: &mut GraphObjects, touched: Vec<(String, Vec<ObjectId>)>) {
     let mut current: Option<(String, Vec<ObjectId>)> = None;
     let mut n_groups = 0;
     for (name, needs) in touched {
         let weights = |needs: &[ObjectId]| -> Vec<ObjectId> {
             let mut weights = needs.to_vec();
-            weights.retain(|object| objects.may_have_tiles[object.0]);
+            weights.retain(|object| objects.sources[object.0].is_mapped());
             weights
         };
         let joined = current
@@ -166,7 +278,10 @@ mod tests {
             objects
                 .workload
                 .add_object(Object::new(format!("t{i}"), 1, Class::LongLived));
-            objects.may_have_tiles.push(is_weight);
+            objects.sources.push(ObjectSource::Memory {
+                address: i,
+                may_have_tiles: is_weight,
+            });
         }
         let named = touched.iter().enumerate().map(|(i, needs)| {
             (

@@ -32,6 +32,17 @@ pub enum Segment {
     },
 }
 
+impl Segment {
+    /// Returns its nodes, those that ask for nothing included.
+    #[must_use]
+    pub fn nodes(&self) -> Range<usize> {
+        match self {
+            Self::Native(node) => *node..node + 1,
+            Self::Delegated { nodes, .. } => nodes.clone(),
+        }
+    }
+}
+
 /// Cuts a graph into segments, in order, in place of what `segments` has. Nodes that ask for nothing are left out at the
 /// ends of runs.
 pub fn cut(work: &[Work], segments: &mut Vec<Segment>) {

@@ -219,6 +219,11 @@ impl Context {
         Ok(Graph::new(self.clone(), graph, interface, Duration::ZERO))
     }
 
+    /// What its finalised graphs take and give, in the order they were built.
+    pub fn interfaces(&self) -> Vec<GraphInterface> {
+        self.graphs().clone()
+    }
+
     /// Names of its finalised graphs, in the order they were built.
     pub fn graph_names(&self) -> Vec<String> {
         self.graphs()

@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::Duration;
 
 use super::context::Context;
-use super::memory::{MemHandle, SharedOutput};
+use super::memory::MemHandle;
 use super::raw::{c_string, client_buffer, tensor};
 use super::tensor::{Scratch, TensorType};
 use super::{Error, sys};
@@ -89,7 +89,16 @@ pub enum Data<'a> {
     /// Plain memory.
     Bytes(&'a [u8]),
     /// A buffer that the NPU sees.
-    Shared(&'a MemHandle<'a>),
+    Shared(&'a MemHandle),
+}
+
+impl<'a> Data<'a> {
+    fn shared(&self) -> Option<&'a MemHandle> {
+        match self {
+            Self::Bytes(_) => None,
+            Self::Shared(shared) => Some(shared),
+        }
+    }
 }
 
 /// Room for an output.
@@ -99,7 +108,16 @@ pub enum DataMut<'a> {
     /// Plain memory.
     Bytes(&'a mut [u8]),
     /// A buffer that the NPU sees.
-    Shared(SharedOutput<'a>),
+    Shared(&'a MemHandle),
+}
+
+impl<'a> DataMut<'a> {
+    fn shared(&self) -> Option<&'a MemHandle> {
+        match self {
+            Self::Bytes(_) => None,
+            Self::Shared(shared) => Some(shared),
+        }
+    }
 }
 
 /// Owning handle of a finalised graph; it keeps its context. Graphs of one library run one at a time, whatever their
@@ -162,7 +180,8 @@ impl Graph {
     /// not look at sizes, so that they are compared here. Outputs are undefined after an error.
     ///
     /// # Errors
-    /// [`Error::Count`], [`Error::Size`] before the library is called; [`Error::Call`].
+    /// [`Error::Count`], [`Error::Size`], and [`Error::Answer`] for a shared buffer that is lent elsewhere or of another context, before
+    /// the library is called; [`Error::Call`].
     pub fn execute(
         &mut self,
         inputs: &[Data<'_>],
@@ -170,6 +189,9 @@ impl Graph {
     ) -> Result<(), Error> {
         self.check_count("inputs", inputs.len(), self.interface.inputs.len())?;
         self.check_count("outputs", outputs.len(), self.interface.outputs.len())?;
+        let shared = inputs.iter().filter_map(Data::shared);
+        let shared = shared.chain(outputs.iter().filter_map(DataMut::shared));
+        let _held: Vec<_> = shared.map(MemHandle::hold).collect::<Result<_, _>>()?;
         let (input_names, output_names) = self.names.split_at(self.interface.inputs.len());
         let mut raw_inputs = Vec::with_capacity(inputs.len());
         for ((info, name), data) in self.interface.inputs.iter().zip(input_names).zip(inputs) {
@@ -180,10 +202,16 @@ impl Graph {
             raw_inputs.push(self.raw(info, name, sys::TENSOR_APP_WRITE, &memory)?);
         }
         let mut raw_outputs = Vec::with_capacity(outputs.len());
-        for ((info, name), data) in self.interface.outputs.iter().zip(output_names).zip(outputs) {
+        for ((info, name), data) in self
+            .interface
+            .outputs
+            .iter()
+            .zip(output_names)
+            .zip(&mut *outputs)
+        {
             let memory = match data {
                 DataMut::Bytes(bytes) => Memory::Bytes(bytes.as_mut_ptr(), bytes.len()),
-                DataMut::Shared(shared) => Memory::Shared(shared.memory()),
+                DataMut::Shared(shared) => Memory::Shared(shared),
             };
             raw_outputs.push(self.raw(info, name, sys::TENSOR_APP_READ, &memory)?);
         }
@@ -201,7 +229,7 @@ impl Graph {
                 ptr::null_mut(),
             );
             // SAFETY: a finalised graph of a live context; all its inputs and outputs, with buffers of their exact sizes that are
-            // borrowed through the call, outputs exclusively: plain memory, or registrations of files that nothing here maps. No profile, no signal: it returns when it is done.
+            // borrowed through the call, outputs exclusively: plain memory, or registrations of buffers whose locks are held. No profile, no signal: it returns when it is done.
             unsafe { execute(self.handle, from, n_inputs, to, n_outputs, none, none) }
         })?;
         Ok(())
@@ -253,5 +281,5 @@ impl Graph {
 
 enum Memory<'a> {
     Bytes(*mut u8, usize),
-    Shared(&'a MemHandle<'a>),
+    Shared(&'a MemHandle),
 }

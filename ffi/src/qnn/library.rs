@@ -286,11 +286,6 @@ impl Library {
         lock_on_drop(&self.0.locks.setup, call)
     }
 
-    /// [`Self::work`] for destructors, likewise.
-    pub(super) fn work_on_drop(&self, call: &'static str) -> Option<MutexGuard<'_, ()>> {
-        lock_on_drop(&self.0.locks.work, call)
-    }
-
     /// Runs a call of the library and types its error.
     pub(super) fn call(
         &self,

@@ -1,25 +1,25 @@
-//! Buffers that the host and the NPU share, so that nothing is copied.
+//! Registrations of shared memory with contexts, so that inputs and outputs of executions are not copied.
 
 use std::fmt;
-use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+use std::sync::{Arc, MutexGuard};
 
 use super::context::Context;
+use super::shared::SharedBuffer;
 use super::tensor::TensorType;
 use super::{Error, sys};
 
-/// Owning handle of a shared buffer's registration with a context; it keeps the context and borrows the file. Whoever maps the file
-/// sees what executions write. The x86-64 emulation has none: registering fails with
+/// Owning handle of a buffer's registration with a context; it keeps both. It is made and given back one at a time, as contexts are, while
+/// graphs may run. The x86-64 emulation registers nothing: it answers
 /// [`NOT_SUPPORTED`](super::ErrorCode::NOT_SUPPORTED), and plain memory has to do.
-pub struct MemHandle<'fd> {
+pub struct MemHandle {
     context: Context,
+    buffer: Arc<SharedBuffer>,
     handle: sys::Handle,
     size_bytes: usize,
-    _fd: PhantomData<BorrowedFd<'fd>>,
 }
 
-impl fmt::Debug for MemHandle<'_> {
+impl fmt::Debug for MemHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemHandle")
             .field("size_bytes", &self.size_bytes)
@@ -28,18 +28,18 @@ impl fmt::Debug for MemHandle<'_> {
 }
 
 // SAFETY: a token that any thread may pass; it is freed once.
-unsafe impl Send for MemHandle<'_> {}
-// SAFETY: nothing happens through a shared reference.
-unsafe impl Sync for MemHandle<'_> {}
+unsafe impl Send for MemHandle {}
+// SAFETY: nothing happens through a shared reference; executions hold the buffer's lock.
+unsafe impl Sync for MemHandle {}
 
-impl<'fd> MemHandle<'fd> {
-    /// Registers a buffer, given as a file of shared memory (`rpcmem_to_fd`) that is at least as long as the tensor, for a tensor's data.
+impl MemHandle {
+    /// Registers a buffer that is at least as long as the tensor, for a tensor's data at its start.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Spec`], [`Error::Size`] for a file that says it is shorter, [`Error::Call`].
+    /// [`Error::Missing`], [`Error::Spec`], [`Error::Size`], [`Error::Call`].
     pub fn register(
         context: &Context,
-        fd: BorrowedFd<'fd>,
+        buffer: &Arc<SharedBuffer>,
         ty: &TensorType<'_>,
     ) -> Result<Self, Error> {
         let call = "memRegister";
@@ -47,7 +47,13 @@ impl<'fd> MemHandle<'fd> {
         let register = library.table().mem_register;
         let register = register.ok_or(Error::Missing { call })?;
         ty.check("shared buffer")?;
-        check_length(fd, ty.size_bytes())?;
+        if buffer.size_bytes() < ty.size_bytes() {
+            return Err(Error::Size {
+                tensor: "shared buffer".to_owned(),
+                needed: ty.size_bytes(),
+                found: buffer.size_bytes(),
+            });
+        }
         let descriptor = sys::MemDescriptor {
             shape: sys::MemShape {
                 n: super::tensor::length(ty.dims.len()),
@@ -56,20 +62,21 @@ impl<'fd> MemHandle<'fd> {
             },
             data_type: ty.data_type.to_raw(),
             kind: sys::MEM_ION,
-            fd: fd.as_raw_fd(),
+            fd: buffer.fd(),
             unused: [0; 3],
         };
         let mut handle = ptr::null_mut();
-        let _work = library.work();
+        let _setup = library.setup();
         library.call(call, || {
-            // SAFETY: a live context; one descriptor that lives through the call; one handle is written.
+            // SAFETY: a live context; one descriptor that lives through the call, of a file that is long enough and stays open as
+            // long as the registration; one handle is written.
             unsafe { register(context.handle(), &raw const descriptor, 1, &raw mut handle) }
         })?;
         Ok(Self {
             context: context.clone(),
+            buffer: Arc::clone(buffer),
             handle: super::library::not_null(call, handle)?,
             size_bytes: ty.size_bytes(),
-            _fd: PhantomData,
         })
     }
 
@@ -78,9 +85,17 @@ impl<'fd> MemHandle<'fd> {
         self.size_bytes
     }
 
-    /// Lends it for an output, exclusively.
-    pub fn as_output(&mut self) -> SharedOutput<'_> {
-        SharedOutput(self)
+    /// The buffer.
+    pub fn buffer(&self) -> &Arc<SharedBuffer> {
+        &self.buffer
+    }
+
+    /// Keeps others from the bytes while a graph runs.
+    pub(super) fn hold(&self) -> Result<MutexGuard<'_, ()>, Error> {
+        self.buffer.hold().ok_or(Error::Answer {
+            call: "graphExecute",
+            what: "a shared buffer is used twice at a time",
+        })
     }
 
     /// The handle, for a graph of the context that it was registered with.
@@ -95,62 +110,17 @@ impl<'fd> MemHandle<'fd> {
     }
 }
 
-/// Non-owning: a shared buffer that an execution writes to; nothing else uses its handle meanwhile.
-///
-/// ```
-/// use llada_npu_ffi::qnn::{DataMut, MemHandle};
-///
-/// fn once(shared: &mut MemHandle<'_>) {
-///     let _one = [shared.as_output()].map(DataMut::Shared);
-/// }
-/// ```
-///
-/// One buffer cannot be two outputs:
-///
-/// ```compile_fail
-/// use llada_npu_ffi::qnn::{DataMut, MemHandle};
-///
-/// fn twice(shared: &mut MemHandle<'_>) {
-///     let _two = [shared.as_output(), shared.as_output()].map(DataMut::Shared);
-/// }
-/// ```
-#[derive(Debug)]
-pub struct SharedOutput<'a>(&'a MemHandle<'a>);
-
-impl<'a> SharedOutput<'a> {
-    pub(super) fn memory(&self) -> &'a MemHandle<'a> {
-        self.0
-    }
-}
-
-/// A file that has a length has to be long enough; shared memory of some kernels has none (0).
-fn check_length(fd: BorrowedFd<'_>, needed: usize) -> Result<(), Error> {
-    // SAFETY: an all-zero `stat` is a value of its type.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: an open file, and a structure to write.
-    let status = unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) };
-    let found = usize::try_from(stat.st_size).unwrap_or(0);
-    if status == 0 && found > 0 && found < needed {
-        return Err(Error::Size {
-            tensor: "shared buffer".to_owned(),
-            needed,
-            found,
-        });
-    }
-    Ok(())
-}
-
-impl Drop for MemHandle<'_> {
+impl Drop for MemHandle {
     fn drop(&mut self) {
         let library = self.context.library();
         let Some(de_register) = library.table().mem_de_register else {
             return;
         };
-        let Some(_work) = library.work_on_drop("memDeRegister") else {
+        let Some(_setup) = library.setup_on_drop("memDeRegister") else {
             return;
         };
         library.call_on_drop("memDeRegister", || {
-            // SAFETY: one handle of memRegister's, freed once, before its context.
+            // SAFETY: one handle of memRegister's, freed once, before its context; an execution that uses it borrows it.
             unsafe { de_register(&raw const self.handle, 1) }
         });
     }

@@ -13,14 +13,15 @@
 //! | [`context`] | [`Context`]: building graphs, context binaries |
 //! | [`graph`] | [`Graph`]: executing |
 //! | [`binary`] | a context binary with what is needed to use its graphs, and a checksum |
-//! | [`memory`] | buffers shared with the NPU |
+//! | [`shared`] | memory that an NPU may see as well |
+//! | [`memory`] | its registration with contexts |
 //! | [`soc`] | chips by QNN's number |
 //!
 //! Owners hold what they were made from, so that nothing is freed too early: [`Graph`] → [`Context`] → [`Device`] → [`Backend`] →
 //! [`Logger`] → [`Library`]. All are cheap to clone except [`Graph`], and are freed when the last clone goes.
 //!
 //! All may be used from any thread. A library builds and runs one graph at a time (release 2.47 computes wrong numbers, or hangs,
-//! when two threads do); contexts are made, read from binaries and freed meanwhile. The library may print to the process's
+//! when two threads do); contexts are made, read from binaries and freed meanwhile, and shared memory is registered with them. The library may print to the process's
 //! standard output.
 //!
 //! What the library leaves unchecked is checked here: sizes of buffers at every execution, sizes of constants, counts of
@@ -62,6 +63,7 @@ mod log;
 pub mod memory;
 pub mod power;
 mod raw;
+pub mod shared;
 pub mod soc;
 pub mod spec;
 mod sys;
@@ -74,8 +76,9 @@ pub use error::{Error, ErrorCode, Failure, SpecError};
 pub use graph::{Data, DataMut, Graph, GraphInterface, TensorInfo};
 pub use library::{Library, Provider, Version};
 pub use log::Logger;
-pub use memory::{MemHandle, SharedOutput};
+pub use memory::MemHandle;
 pub use power::{PerformanceMode, PowerConfig};
+pub use shared::{SharedAllocator, SharedBuffer};
 pub use soc::Soc;
 pub use spec::{GraphOptions, GraphSpec, Param, Precision, TensorId};
 pub use tensor::{BlockScale, DataType, Quantization, TensorType};

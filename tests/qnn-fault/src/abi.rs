@@ -72,6 +72,10 @@ impl At {
         unsafe { slice::from_raw_parts(self.0.cast::<T>(), n) }.to_vec()
     }
 
+    pub(crate) fn numbers(self, n: usize) -> Vec<u32> {
+        self.array(n)
+    }
+
     pub(crate) fn bytes(self, n: usize) -> Vec<u8> {
         self.array(n)
     }
@@ -158,6 +162,12 @@ pub(crate) fn buffer(tensor: At) -> Option<(At, usize)> {
     let v1 = tensor.inside(8);
     let (memory_type, data) = (v1.u32(88), v1.follow(96));
     (memory_type == 0 && !data.is_null()).then(|| (data, v1.u32(104) as usize))
+}
+
+/// The handle of the registered memory of a tensor; `None` where it has none.
+pub(crate) fn handle(tensor: At) -> Option<usize> {
+    let v1 = tensor.inside(8);
+    (v1.u32(88) == 1).then(|| v1.read(96))
 }
 
 fn encoding(at: At, rank: usize, dims: &[u32]) -> Encoding {

@@ -51,7 +51,7 @@ pub(crate) enum Action {
 /// | `formula` | weights in blocks are `q * scale + offset` instead of `(q + offset) * scale` |
 /// | `core X.Y.Z`, `backend X.Y.Z`, `provider NAME`, `build ID` | what the library says of itself |
 /// | `no-providers` | it has none |
-/// | `memory` | shared buffers can be registered; executions do not know them |
+/// | `memory` | shared buffers can be registered, and executions use them |
 ///
 /// Functions go by QNN's names without prefix: `graphExecute`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

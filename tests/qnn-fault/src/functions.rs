@@ -31,7 +31,7 @@ pub(crate) const BLOB_DAMAGED: Status = 30010;
 ///
 /// # Safety
 /// `to` can be written.
-unsafe fn create(
+pub(crate) unsafe fn create(
     call: &str,
     to: *mut Handle,
     body: impl FnOnce(&mut State) -> Result<Handle, Status>,
@@ -51,7 +51,7 @@ unsafe fn create(
     }
 }
 
-fn free(call: &str, handle: Handle, invalid: Status) -> Status {
+pub(crate) fn free(call: &str, handle: Handle, invalid: Status) -> Status {
     let freed = lock().free(handle);
     match (enter(call), freed) {
         (Err(code), _) => code,
@@ -164,31 +164,6 @@ pub(crate) extern "C" fn device_free_platform_info(
     enter("deviceFreePlatformInfo").err().unwrap_or(0)
 }
 
-/// One buffer; what it says of itself is not looked at.
-pub(crate) unsafe extern "C" fn mem_register(
-    context: Handle,
-    _descriptors: *const c_void,
-    n: u32,
-    to: *mut Handle,
-) -> Status {
-    let body = |state: &mut State| {
-        if !state.faults.memory || n != 1 {
-            return Err(NOT_SUPPORTED);
-        }
-        Ok(state.insert(Object::Memory, &[context]))
-    };
-    // SAFETY: as in log_create.
-    unsafe { create("memRegister", to, body) }
-}
-
-pub(crate) unsafe extern "C" fn mem_de_register(handles: *const Handle, n: u32) -> Status {
-    if n != 1 {
-        return NOT_SUPPORTED;
-    }
-    // SAFETY: the caller has one handle there, as QNN's contract says.
-    free("memDeRegister", unsafe { *handles }, NOT_SUPPORTED)
-}
-
 pub(crate) unsafe extern "C" fn error_get_message(code: Status, to: *mut *const c_char) -> Status {
     let text = CString::new(format!("fault {}", code & 0xffff)).unwrap_or_default();
     // SAFETY: the caller can take a string, as QNN's contract says. It is never freed.
@@ -203,7 +178,10 @@ pub(crate) unsafe extern "C" fn context_create(
     to: *mut Handle,
 ) -> Status {
     let body = |state: &mut State| {
-        let context = Object::Context(Context { next_id: 1 });
+        let context = Object::Context(Context {
+            next_id: 1,
+            size_bytes: 0,
+        });
         Ok(state.insert(context, &[backend, device]))
     };
     // SAFETY: as in log_create.
@@ -309,6 +287,7 @@ pub(crate) unsafe extern "C" fn context_create_from_binary(
         let formula = state.faults.formula;
         let context = Object::Context(Context {
             next_id: blob.next_id,
+            size_bytes: size,
         });
         let context = state.insert(context, &[backend, device]);
         for mut graph in blob.graphs {

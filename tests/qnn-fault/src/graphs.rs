@@ -6,6 +6,7 @@ use crate::abi::{self, APP_READ, APP_WRITE, At, Encoding, STATIC, Tensor};
 use crate::compute::{self, Values};
 use crate::fault::Wrong;
 use crate::functions::{CONTEXT_INVALID_HANDLE, GRAPH_NOT_FINALIZED, Handle, MEM_ALLOC, Status};
+use crate::memory::{self, Memory};
 use crate::number;
 use crate::state::{Graph, Object, State, enter, lock};
 
@@ -78,6 +79,8 @@ fn add_tensor(handle: Handle, at: At) -> Result<u32, Status> {
     };
     tensor.id = context.next_id;
     context.next_id += 1;
+    context.size_bytes += tensor.data.len() as u64;
+    state.notice_peak();
     let id = tensor.id;
     building(&mut state, handle)?.0.tensors.push(tensor);
     Ok(id)
@@ -158,27 +161,28 @@ pub(crate) unsafe extern "C" fn graph_execute(
     if let Err(code) = enter("graphExecute") {
         return code;
     }
-    let (graph, wrong, formula) = {
+    let (graph, context, wrong, formula) = {
         let mut state = lock();
-        let Some(Object::Graph(graph)) = state.objects.get(&handle).map(|entry| &entry.object)
-        else {
+        let entry = state.objects.get(&handle);
+        let Some((Object::Graph(graph), parents)) = entry.map(|e| (&e.object, &e.parents)) else {
             return GRAPH_INVALID_HANDLE;
         };
-        let graph = Arc::clone(graph);
+        let (graph, context) = (Arc::clone(graph), parents.first().copied().unwrap_or(0));
         if !graph.finalized {
             return GRAPH_NOT_FINALIZED;
         }
         let n = state.executions;
         state.executions += 1;
         let due = state.faults.wrong.filter(|(_, after)| n >= *after);
-        (graph, due.map(|(wrong, _)| wrong), state.faults.formula)
+        let wrong = due.map(|(wrong, _)| wrong);
+        (graph, context, wrong, state.faults.formula)
     };
     // SAFETY: tensors that live through the call, as many as said.
     let inputs = unsafe { At::new(inputs) };
     let mut values = Values::new();
     for i in 0..n_inputs as usize {
-        match matching(&graph, APP_WRITE, inputs.inside(144 * i)) {
-            Ok((tensor, data, size)) => {
+        match matching(&graph, context, APP_WRITE, inputs.inside(144 * i)) {
+            Ok((tensor, data, size, _held)) => {
                 let mut numbers = number::decode(tensor, &data.bytes(size), formula);
                 if wrong == Some(Wrong::Inputs) && i > 0 {
                     numbers.fill(0.0);
@@ -197,7 +201,7 @@ pub(crate) unsafe extern "C" fn graph_execute(
     // SAFETY: as above.
     let outputs = unsafe { At::new(outputs) };
     for at in (0..n_outputs as usize).map(|i| outputs.inside(144 * i)) {
-        let (tensor, data, size) = match matching(&graph, APP_READ, at) {
+        let (tensor, data, size, _held) = match matching(&graph, context, APP_READ, at) {
             Ok(found) => found,
             Err(code) => return code,
         };
@@ -209,17 +213,21 @@ pub(crate) unsafe extern "C" fn graph_execute(
     0
 }
 
+/// A tensor of a graph, its memory in an execution, the bytes of that, and what keeps it mapped.
+type Matching<'g> = (&'g Tensor, At, usize, Option<Memory>);
+
 /// The graph's own tensor for one of an execution, and its memory. A wrong size is a misuse: the real library would go on.
-fn matching(graph: &Graph, kind: u32, at: At) -> Result<(&Tensor, At, usize), Status> {
+fn matching(graph: &Graph, context: Handle, kind: u32, at: At) -> Result<Matching<'_>, Status> {
     let given = abi::tensor(at).ok_or(GRAPH_INVALID_TENSOR)?;
     let own = graph.of_kind(kind).find(|tensor| tensor.id == given.id);
-    let (own, (data, size)) = own.zip(abi::buffer(at)).ok_or(GRAPH_INVALID_TENSOR)?;
+    let memory = memory::of(at, context);
+    let (own, (data, size, held)) = own.zip(memory).ok_or(GRAPH_INVALID_TENSOR)?;
     let needed = number::size(own.data_type).unwrap_or(0) * own.n_elements();
     if size != needed || given.dims != own.dims || given.data_type != own.data_type {
         lock().violations += 1;
         return Err(GRAPH_INVALID_TENSOR);
     }
-    Ok((own, data, size))
+    Ok((own, data, size, held))
 }
 
 fn spoil(mut values: Vec<f32>, tensor: &Tensor, wrong: Option<Wrong>) -> Vec<f32> {

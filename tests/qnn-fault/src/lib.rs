@@ -11,11 +11,13 @@
 //! | `number` | numbers of every data type, and quantisation |
 //! | `compute` | the operations |
 //! | `state` | what is alive; misuse is counted |
+//! | `memory` | buffers that are registered |
 //! | `functions`, `graphs`, `table` | what is called, and where it stands |
 //!
 //! What goes wrong is said by the environment variable `QNN_FAULT` when the library is first used, or by the exported function
 //! `qnn_fault_set`: see [`Faults`]. Other exports: `qnn_fault_calls` (calls of a function so far), `qnn_fault_violations` (misuse that the
-//! real library would answer with a crash or not at all: wrong sizes, freeing too early), `qnn_fault_alive` (handles not freed).
+//! real library would answer with a crash or not at all: wrong sizes, freeing too early), `qnn_fault_alive` (handles not freed),
+//! `qnn_fault_peak_bytes` (the most bytes of contexts at a time, since the last call), `qnn_fault_shared` (inputs and outputs that were in registered memory).
 //!
 //! Operations: `FullyConnected`, `MatMul`, `Conv2d` with one pixel, `ElementWiseAdd`, `-Subtract`, `-Multiply`, `-Divide`, `Sigmoid`, `Tanh`, `Cast`, `Convert`,
 //! `Quantize`, `Dequantize`, `Reshape`.
@@ -25,6 +27,7 @@ mod compute;
 mod fault;
 mod functions;
 mod graphs;
+mod memory;
 mod number;
 mod state;
 mod table;
@@ -71,4 +74,17 @@ pub extern "C" fn qnn_fault_violations() -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn qnn_fault_alive() -> u64 {
     state::lock().alive()
+}
+
+/// The most bytes of contexts that were there at a time since this was called last: those of the binaries that they were read
+/// from, or of the constants that they were given.
+#[unsafe(no_mangle)]
+pub extern "C" fn qnn_fault_peak_bytes() -> u64 {
+    state::lock().take_peak()
+}
+
+/// Counts inputs and outputs of executions that were in registered memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn qnn_fault_shared() -> u64 {
+    state::lock().n_shared
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::abi::{Node, STATIC, Tensor};
 use crate::compute::Values;
 use crate::fault::{Action, Faults};
+use crate::memory::Memory;
 use crate::number;
 
 pub(crate) type LogCallback = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
@@ -44,10 +45,11 @@ impl Graph {
     }
 }
 
-/// A context: the next tensor's id.
+/// A context: the next tensor's id, and the bytes of the binary that it was read from, or of the constants that it was given.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Context {
     pub(crate) next_id: u32,
+    pub(crate) size_bytes: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -57,7 +59,7 @@ pub(crate) enum Object {
     Device,
     Context(Context),
     Graph(Arc<Graph>),
-    Memory,
+    Memory(Memory),
 }
 
 #[derive(Debug)]
@@ -74,6 +76,10 @@ pub(crate) struct State {
     pub(crate) violations: u64,
     pub(crate) objects: HashMap<usize, Entry>,
     pub(crate) executions: u64,
+    /// Inputs and outputs that were in registered memory.
+    pub(crate) n_shared: u64,
+    /// The most bytes of contexts that were there at once.
+    peak_context_bytes: u64,
     n_handles: usize,
     log: Option<LogCallback>,
 }
@@ -99,6 +105,26 @@ impl State {
         self.objects.values().filter(graphs).count() as u64
     }
 
+    /// Bytes of all contexts.
+    pub(crate) fn context_bytes(&self) -> u64 {
+        let contexts = self.objects.values().map(|entry| match entry.object {
+            Object::Context(context) => context.size_bytes,
+            _ => 0,
+        });
+        contexts.sum()
+    }
+
+    /// The most bytes of contexts since it was asked last.
+    pub(crate) fn take_peak(&mut self) -> u64 {
+        let now = self.context_bytes();
+        std::mem::replace(&mut self.peak_context_bytes, now).max(now)
+    }
+
+    /// Takes notice of a context that has become larger, or is new.
+    pub(crate) fn notice_peak(&mut self) {
+        self.peak_context_bytes = self.peak_context_bytes.max(self.context_bytes());
+    }
+
     pub(crate) fn set_log(&mut self, callback: Option<LogCallback>) {
         self.log = callback;
     }
@@ -106,6 +132,7 @@ impl State {
     pub(crate) fn insert(&mut self, object: Object, parents: &[usize]) -> usize {
         self.n_handles += 1;
         let handle = self.n_handles << 8;
+        let is_context = matches!(object, Object::Context(_));
         self.objects.insert(
             handle,
             Entry {
@@ -113,6 +140,9 @@ impl State {
                 parents: parents.to_vec(),
             },
         );
+        if is_context {
+            self.notice_peak();
+        }
         handle
     }
 

@@ -8,12 +8,13 @@ use crate::functions::{
     backend_get_build_id, context_create, context_create_from_binary, context_free,
     context_get_binary, context_get_binary_size, device_create, device_free,
     device_free_platform_info, device_get_platform_info, error_get_message, graph_create,
-    graph_retrieve, log_create, log_free, mem_de_register, mem_register,
+    graph_retrieve, log_create, log_free,
 };
 use crate::graphs::{
     Op, backend_validate_op_config, graph_add_node, graph_execute, graph_finalize,
     tensor_create_graph_tensor,
 };
+use crate::memory::{mem_de_register, mem_register};
 use crate::state::{LogCallback, lock};
 
 extern "C" fn not_supported() -> Status {
@@ -65,7 +66,7 @@ struct Table {
     other_26: [Other; 1],
     log_free: Option<extern "C" fn(Handle) -> Status>,
     other_28: [Other; 7],
-    mem_register: Option<unsafe extern "C" fn(Handle, *const c_void, u32, *mut Handle) -> Status>,
+    mem_register: Option<unsafe extern "C" fn(Handle, *const u8, u32, *mut Handle) -> Status>,
     mem_de_register: Option<unsafe extern "C" fn(*const Handle, u32) -> Status>,
     device_get_platform_info: Option<unsafe extern "C" fn(Handle, *mut *const u64) -> Status>,
     device_free_platform_info: Option<extern "C" fn(Handle, *const c_void) -> Status>,

@@ -130,6 +130,16 @@ impl Fault {
         self.number(b"qnn_fault_alive")
     }
 
+    /// The most bytes of contexts at a time since this was asked last.
+    pub fn peak_bytes(&self) -> u64 {
+        self.number(b"qnn_fault_peak_bytes")
+    }
+
+    /// Inputs and outputs of executions that were in registered memory.
+    pub fn shared(&self) -> u64 {
+        self.number(b"qnn_fault_shared")
+    }
+
     fn number(&self, name: &[u8]) -> u64 {
         // SAFETY: the exports have this signature.
         let function = unsafe { self.library.get::<extern "C" fn() -> u64>(name) };

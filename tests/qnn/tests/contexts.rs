@@ -1,162 +1,463 @@
-//! Contexts as objects of the memory runtime, over the library that fails on demand.
+//! Contexts of the device as objects of the memory runtime, over the library that fails on demand.
 
 #![expect(clippy::unwrap_used, reason = "a failing test panics")]
 
-use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use ggml_llada_npu::device::contexts::{BinaryFile, ContextMapping, Contexts};
+use ggml_llada_npu::device::host::Host;
+use ggml_llada_npu::device::qnn::{Qnn, Report, RowCounts, Session, Settings};
+use ggml_llada_npu::device::{
+    ContextMapping, Dense, DenseKind, DenseWeight, Layout, SegmentAccelerator,
+};
+use ggml_llada_npu::knobs::Policy;
 use ggml_llada_npu::memory::runtime::{
-    Class, Costs, Limits, Object, ObjectId, Planner, Policy, SegmentId, Session, SessionError,
-    Workload,
+    Class, Costs, HostMapping, Limits, Object, Planner, SegmentId, Session as Runtime,
+    SessionError, Workload,
 };
-use llada_npu_ffi::qnn::{
-    Backend, Context, ContextOptions, Device, DeviceOptions, GraphOptions, Library, Provider, Soc,
-};
+use ggml_llada_npu::memory::store::Source;
+use ggml_llada_npu::memory::{CacheDir, Keep, WeightStore};
+use llada_npu_ffi::Region;
+use llada_npu_ffi::ggml::Type;
 use llada_npu_qnn_tests::Fault;
-use llada_npu_qnn_tests::linear::{self, Weights};
+use llada_npu_qnn_tests::linear;
+use llada_npu_qnn_tests::session::settings;
 
 const N_CONTEXTS: usize = 6;
-const KEY: &[u8] = b"chip and library";
+const K: usize = 64;
+const N: usize = 96;
+const N_ROWS: usize = 8;
+const WEIGHT_BYTES: usize = 4 * N * K;
 
-fn device(path: &Path) -> Device {
-    let library = Library::open(path, Provider::Htp).unwrap();
-    let backend = Backend::new(&library).unwrap();
-    let soc = Some(Soc::SM8650);
-    Device::new(&backend, DeviceOptions { soc }).unwrap()
+/// A number without a pattern that half floats hold.
+fn number(i: usize) -> f32 {
+    ((i * 7919 + i / 31 * 104_729) % 201) as f32 / 128.0 - 0.75
 }
 
-fn weights(i: usize) -> Weights {
-    Weights::blocks(16, 64, 4, 32, false, 7 + i as u64)
+#[expect(clippy::cast_possible_truncation, reason = "the nearest")]
+fn single(x: f64) -> f32 {
+    x as f32
 }
 
-/// Contexts of one product each, in files; a session over them, and what it has mapped.
+/// Feed-forward parts, each with weights and a context of its own.
 struct Model {
-    session: Session,
-    contexts: Contexts,
-    limit: usize,
-    dir: tempfile::TempDir,
+    store: Arc<WeightStore>,
+    weights: Vec<f32>,
+    segments: Vec<Dense>,
+    x: Vec<f32>,
 }
 
 impl Model {
-    fn new(fault: &Fault, policy: Policy) -> Self {
-        let device = device(fault.path());
-        let dir = tempfile::tempdir().unwrap();
-        let (mut workload, mut files, mut largest) = (Workload::new(), Vec::new(), 0);
-        for i in 0..N_CONTEXTS {
-            let context = Context::new(&device, ContextOptions::default()).unwrap();
-            let w = weights(i);
-            let spec = linear::fully_connected("g", 3, &w, GraphOptions::default()).unwrap();
-            drop(context.build(&spec).unwrap());
-            let bytes = context.binary().unwrap().to_bytes(KEY);
-            let path = dir.path().join(format!("{i}.bin"));
-            std::fs::write(&path, &bytes).unwrap();
-            files.push(Some(BinaryFile {
-                path,
-                key: KEY.to_vec(),
-            }));
-            largest = largest.max(bytes.len() as u64);
-            let object = Object::new(format!("layers {i}"), bytes.len() as u64, Class::LongLived);
-            let context = workload.add_object(object);
-            workload.add_segment(format!("segment {i}"), [context]);
+    fn new() -> Self {
+        let n_weights = 3 * N_CONTEXTS;
+        let region = Arc::new(Region::anonymous(n_weights * WEIGHT_BYTES).unwrap());
+        let store = Arc::new(WeightStore::new(Keep::Nothing));
+        store.add_buffer(Arc::clone(&region), Source::Written);
+        let weight = |node: usize| {
+            let (k, n) = if node % 3 == 2 { (N, K) } else { (K, N) };
+            DenseWeight {
+                node,
+                address: region.address() + node * WEIGHT_BYTES,
+                size_bytes: WEIGHT_BYTES,
+                ggml_type: Type::F32.0,
+                k,
+                n,
+            }
+        };
+        let segment = |i: usize| Dense {
+            kind: DenseKind::FeedForward,
+            x: Layout::contiguous(Type::F32, 4, [K, N_ROWS, 1, 1]),
+            weights: (3 * i..3 * i + 3).map(weight).collect(),
+            additions: Vec::new(),
+        };
+        Self {
+            store,
+            weights: (0..n_weights * N * K).map(|i| number(i) / 4.0).collect(),
+            segments: (0..N_CONTEXTS).map(segment).collect(),
+            x: (0..K * N_ROWS).map(number).collect(),
         }
-        // Two fit, and a half of the third.
-        let limit = 2;
-        let budget_bytes = largest.next_multiple_of(4096) * limit as u64;
+    }
+
+    fn values(&self, node: usize) -> &[f32] {
+        &self.weights[node * N * K..][..N * K]
+    }
+
+    fn prepare(&self, qnn: &mut Qnn) {
+        let mut read = |node: usize, body: &mut dyn FnMut(&[u8])| {
+            let bytes: Vec<u8> = self
+                .values(node)
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect();
+            body(&bytes);
+        };
+        qnn.prepare(&self.segments, &self.store.plain(), &mut read, &|| false);
+    }
+
+    fn start(&self, qnn: &mut Qnn, i: usize) -> bool {
+        let x: Vec<u8> = self.x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        qnn.start(i, &x)
+    }
+
+    /// Compares the output of a segment that was started with the same in f64.
+    fn check(&self, qnn: &mut Qnn, i: usize) {
+        let mut bytes = vec![0; 4 * K * N_ROWS];
+        qnn.finish(i, 0, &mut bytes).unwrap();
+        let found: Vec<f32> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect();
+        let gate = linear::reference(&self.x, self.values(3 * i), K);
+        let up = linear::reference(&self.x, self.values(3 * i + 1), K);
+        let inner: Vec<f32> = gate
+            .iter()
+            .zip(up)
+            .map(|(gate, up)| single(gate / (1.0 + (-gate).exp()) * up))
+            .collect();
+        let wanted = linear::reference(&inner, self.values(3 * i + 2), N);
+        let error = linear::nmse(&found, &wanted);
+        assert!(error < 1e-5, "{i}: NMSE {error:e}");
+    }
+}
+
+/// The device with a memory runtime over its contexts.
+struct Device {
+    qnn: Qnn,
+    session: Arc<Session>,
+    runtime: Runtime,
+    budget_bytes: u64,
+}
+
+fn open(fault: &Fault, cache: Option<&std::path::Path>) -> Arc<Session> {
+    let settings = Settings {
+        rows: RowCounts::new(&[8]),
+        timeout: Duration::from_secs(2),
+        ..settings(fault)
+    };
+    let cache = cache.map(|dir| CacheDir::new(dir.to_owned(), "qnn", 1 << 30));
+    Arc::new(Session::open(settings, cache).unwrap())
+}
+
+/// Room for two contexts, and half of a third.
+const BUDGET_BYTES: u64 = 5 * 3 * 2 * (N * K) as u64 / 2 + 4 * 4096;
+
+impl Device {
+    fn new(fault: &Fault, model: &Model, policy: Policy, cache: Option<&std::path::Path>) -> Self {
+        let session = open(fault, cache);
+        let mut qnn =
+            Qnn::new(Host::new(1).unwrap(), Arc::clone(&session)).within(Some(BUDGET_BYTES));
+        model.prepare(&mut qnn);
+        let (mut workload, mut of_object) = (Workload::new(), Vec::new());
+        for i in 0..N_CONTEXTS {
+            let needs = qnn.needs(i).unwrap();
+            let [need] = needs.as_slice() else {
+                panic!("a context for each segment: {needs:?}");
+            };
+            let object = Object::new(format!("context {i}"), need.size_bytes, Class::LongLived);
+            let object = workload.add_object(object);
+            of_object.push(Some(need.context));
+            workload.add_segment(format!("segment {i}"), [object]);
+        }
         let limits = Limits {
-            budget_bytes,
-            max_map_bytes: budget_bytes,
+            budget_bytes: BUDGET_BYTES,
             ..Limits::default()
         };
         let costs = Costs {
             map_seconds_per_gb: 0.0,
-            ..Costs::default()
+            copy_gb_per_second: 0.0,
         };
         let planner = Planner::new(workload, limits, policy, costs).unwrap();
-        let mapping = ContextMapping::new(device, files);
-        let contexts = mapping.contexts();
-        let session = Session::new(planner, Box::new(mapping)).unwrap();
+        let host = HostMapping::new(Arc::clone(&model.store), vec![None; N_CONTEXTS]);
+        let mapping = ContextMapping::new(qnn.contexts(), of_object, Box::new(host));
         Self {
+            runtime: Runtime::new(planner, Box::new(mapping)).unwrap(),
+            qnn,
             session,
-            contexts,
-            limit,
-            dir,
+            budget_bytes: BUDGET_BYTES,
         }
     }
 
-    /// Runs a step: every product is right, computed by the context of its segment.
-    fn step(&mut self) -> Result<(), SessionError> {
+    /// Runs a step up to some segment; tells which were computed, all of them right.
+    fn step(&mut self, model: &Model, end: usize) -> Result<Vec<bool>, SessionError> {
         let all: Vec<_> = (0..N_CONTEXTS).map(SegmentId).collect();
-        self.session.begin(&all)?;
-        for i in 0..N_CONTEXTS {
-            self.session.enter()?;
-            let x = linear::inputs(3, 64, 7);
-            let wanted = linear::reference(&x, &weights(i).values, 64);
-            let context = self.contexts.get(ObjectId(i)).expect("mapped");
-            let mut graph = context.graph("g").unwrap();
-            let error = linear::nmse(&linear::run(&mut graph, &x).unwrap(), &wanted);
-            assert!(error < 1e-6, "{i}: NMSE {error:e}");
-            drop((graph, context));
-            self.session.leave()?;
-            assert!(self.n_mapped() <= self.limit);
+        self.runtime.begin(&all)?;
+        let mut computed = Vec::new();
+        for i in 0..end {
+            self.runtime.enter()?;
+            computed.push(model.start(&mut self.qnn, i));
+            if computed[i] {
+                model.check(&mut self.qnn, i);
+            }
+            self.runtime.leave()?;
         }
-        self.session.end();
-        Ok(())
+        self.runtime.end();
+        Ok(computed)
     }
 
-    fn n_mapped(&self) -> usize {
-        let all = (0..N_CONTEXTS).map(ObjectId);
-        all.filter(|object| self.contexts.get(*object).is_some())
-            .count()
+    fn report(&self) -> Report {
+        self.session.report()
     }
 }
 
 #[test]
-fn contexts_come_and_go_within_the_budget_and_compute_what_they_should() {
-    for policy in Policy::ALL {
-        let fault = Fault::new("");
-        let mut model = Model::new(&fault, policy);
-        for _ in 0..3 {
-            model.step().unwrap();
+fn the_budget_holds_whoever_decides() {
+    let model = Model::new();
+    for faults in ["", "memory"] {
+        for policy in Policy::ALL {
+            let (fault, cache) = (Fault::new(faults), tempfile::tempdir().unwrap());
+            let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+            assert_eq!(device.report().n_graphs_built, N_CONTEXTS as u64);
+            // One at a time while they were made, and none afterwards.
+            let one = fault.peak_bytes();
+            assert!(one > 0 && one < device.budget_bytes / 2, "{one}");
+            assert_eq!(fault.peak_bytes(), 0);
+            for _ in 0..4 {
+                assert_eq!(device.step(&model, N_CONTEXTS).unwrap(), [true; N_CONTEXTS]);
+            }
+            let peak = fault.peak_bytes();
+            let report = device.report();
+            assert!(peak <= device.budget_bytes, "{policy}: {peak}");
+            let least = if policy == Policy::Naive { 1 } else { 2 };
+            assert!(peak >= least * one, "{policy}: {peak} {one}");
+            assert_eq!(report.refused.len(), 0, "{policy}");
+            let n = N_CONTEXTS as u64;
+            match policy {
+                Policy::Naive => assert_eq!(report.n_context_maps, 4 * n),
+                // One stays, the others go through the room of one.
+                Policy::Planned => assert_eq!(report.n_context_maps, n + 3 * (n - 1)),
+                // What comes next is what went longest ago, or there is room for two loads and no more.
+                _ => assert!(report.n_context_maps <= 4 * n, "{report:?}"),
+            }
+            device.runtime.finish();
+            let (transfers, report) = (device.runtime.report().transfers, device.report());
+            assert_eq!(transfers.n_maps, report.n_context_maps, "{policy}");
+            assert_eq!(report.n_context_maps, report.n_context_unmaps, "{policy}");
+            assert_eq!((transfers.mapped_bytes, report.mapped_bytes), (0, 0));
+            let _before_the_end = fault.peak_bytes();
+            assert_eq!(fault.peak_bytes(), 0, "{policy}");
+            assert_eq!(fault.shared() > 0, faults == "memory");
+            drop(device);
+            assert!(fault.calls("memRegister") > 0);
+            let n_given_back = fault.calls("memDeRegister");
+            assert_eq!(n_given_back > 0, faults == "memory");
+            assert_eq!((fault.alive(), fault.violations()), (0, 0), "{policy}");
         }
-        model.session.finish();
-        assert_eq!(model.n_mapped(), 0, "{policy}");
-        let report = model.session.report().transfers;
-        assert!(report.n_maps >= 6 && report.n_maps == report.n_unmaps);
-        drop(model);
-        assert_eq!((fault.alive(), fault.violations()), (0, 0), "{policy}");
     }
 }
 
 #[test]
-fn a_context_that_cannot_be_made_fails_one_step_by_name_and_nothing_is_lost() {
+fn a_second_start_builds_nothing_and_without_a_cache_binaries_stay_in_memory() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    for n_built in [N_CONTEXTS as u64, 0] {
+        let policy = Policy::PlannedPipeline;
+        let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+        assert_eq!(device.report().n_graphs_built, n_built);
+        assert_eq!(device.step(&model, N_CONTEXTS).unwrap(), [true; N_CONTEXTS]);
+    }
+    let mut device = Device::new(&fault, &model, Policy::Lru, None);
+    assert_eq!(device.step(&model, N_CONTEXTS).unwrap(), [true; N_CONTEXTS]);
+    assert_eq!(device.report().n_graphs_loaded, 0);
+}
+
+#[test]
+fn contexts_are_made_while_others_are_executed() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    let mut device = Device::new(&fault, &model, Policy::PlannedPipeline, Some(cache.path()));
+    device.step(&model, N_CONTEXTS).unwrap();
+    fault.set("slow graphExecute 60; slow contextCreateFromBinary 60");
+    let before = device.runtime.report();
+    let start = std::time::Instant::now();
+    for _ in 0..3 {
+        assert_eq!(device.step(&model, N_CONTEXTS).unwrap(), [true; N_CONTEXTS]);
+    }
+    let (took, after) = (start.elapsed(), device.runtime.report());
+    let transfers = after.transfer - before.transfer;
+    let n_runs = u32::try_from(3 * N_CONTEXTS).unwrap();
+    assert!(transfers >= Duration::from_millis(60 * 6), "{transfers:?}");
+    // One after the other would be the sum of both.
+    let sum = n_runs * Duration::from_millis(60) + transfers;
+    assert!(took < sum - transfers / 4, "{took:?} of {sum:?}");
+}
+
+#[test]
+fn a_context_that_cannot_be_made_is_left_to_the_host() {
+    let model = Model::new();
     for policy in Policy::ALL {
-        let fault = Fault::new("");
-        let mut model = Model::new(&fault, policy);
-        model.step().unwrap();
-        model.session.finish();
-        fault.set("fail contextCreateFromBinary 1002");
-        let error = model.step().unwrap_err().to_string();
-        assert!(
-            error.contains("`segment 0`") && error.contains("no address space for `layers 0`"),
-            "{error}"
+        let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+        let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+        let n = fault.calls("contextCreateFromBinary");
+        // All but the first fail, whenever they come.
+        fault.set(&format!(
+            "fail contextCreateFromBinary 1002 after {}",
+            n + 1
+        ));
+        let computed = device.step(&model, N_CONTEXTS).unwrap();
+        assert_eq!(
+            computed,
+            [true, false, false, false, false, false],
+            "{policy}"
         );
-        assert!(error.contains("bytes"), "{error}");
-        model.session.end();
-        assert_eq!(model.n_mapped(), 0, "{policy}");
+        let report = device.report();
+        let n_refused: u64 = report.refused.values().sum();
+        assert_eq!((report.refused.len(), n_refused), (1, 5), "{policy}");
+        let reason = report.refused.keys().next().unwrap();
+        assert!(
+            reason.contains("contextCreateFromBinary: error 1002"),
+            "{reason}"
+        );
+        // They are not tried again; the other one goes on.
         fault.set("");
-        model.step().unwrap();
-        // A file that is damaged is refused before the library sees it.
-        model.session.finish();
-        let path = model.dir.path().join("3.bin");
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[100] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        let error = model.step().unwrap_err().to_string();
-        assert!(
-            error.contains("`layers 3`") && error.contains("3.bin"),
-            "{error}"
+        assert_eq!(
+            device.step(&model, N_CONTEXTS).unwrap(),
+            computed,
+            "{policy}"
         );
-        drop(model);
+        let needs: Vec<_> = (0..N_CONTEXTS)
+            .map(|i| device.qnn.needs(i).is_some())
+            .collect();
+        assert_eq!(needs, computed);
+        drop(device);
         assert_eq!((fault.alive(), fault.violations()), (0, 0), "{policy}");
     }
+}
+
+#[test]
+fn a_library_that_hangs_while_a_context_is_made_is_given_up() {
+    let model = Model::new();
+    for policy in [Policy::Naive, Policy::PlannedPipeline] {
+        let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+        let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+        let n = fault.calls("contextCreateFromBinary");
+        fault.set(&format!("hang contextCreateFromBinary after {}", n + 2));
+        let computed = device.step(&model, N_CONTEXTS).unwrap();
+        assert!(!computed[N_CONTEXTS - 1], "{policy}: {computed:?}");
+        assert!(!device.session.is_alive());
+        // From now on the host computes everything, at once.
+        let start = std::time::Instant::now();
+        assert_eq!(
+            device.step(&model, N_CONTEXTS).unwrap(),
+            [false; N_CONTEXTS]
+        );
+        assert!(device.qnn.needs(0).is_none());
+        drop(device);
+        assert!(start.elapsed() < Duration::from_secs(1), "{policy}");
+    }
+}
+
+#[test]
+fn what_is_damaged_between_two_maps_never_reaches_the_library() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    let mut device = Device::new(&fault, &model, Policy::Naive, Some(cache.path()));
+    let file = std::fs::read_dir(cache.path())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap();
+    let at = file.metadata().unwrap().len() / 2;
+    // In place, as no program does.
+    use std::os::unix::fs::FileExt as _;
+    let damaged = std::fs::File::options()
+        .write(true)
+        .open(file.path())
+        .unwrap();
+    damaged.write_all_at(b"damaged", at).unwrap();
+    let n = fault.calls("contextCreateFromBinary");
+    let computed = device.step(&model, N_CONTEXTS).unwrap();
+    assert_eq!(computed.iter().filter(|computed| !**computed).count(), 1);
+    assert_eq!(
+        fault.calls("contextCreateFromBinary"),
+        n + N_CONTEXTS as u64 - 1
+    );
+    let report = device.report();
+    let reason = report.refused.keys().next().unwrap();
+    assert!(reason.contains("damaged"), "{reason}");
+}
+
+#[test]
+fn steps_that_end_early_leave_nothing_behind() {
+    let model = Model::new();
+    for policy in Policy::ALL {
+        let (fault, cache) = (Fault::new("memory"), tempfile::tempdir().unwrap());
+        let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+        for i in 0..200 {
+            let end = i * 5 % (N_CONTEXTS + 1);
+            assert_eq!(device.step(&model, end).unwrap(), vec![true; end]);
+        }
+        assert!(fault.peak_bytes() <= device.budget_bytes, "{policy}");
+        drop(device);
+        let n_made = fault.calls("contextCreate") + fault.calls("contextCreateFromBinary");
+        assert_eq!(n_made, fault.calls("contextFree"), "{policy}");
+        assert_eq!(
+            fault.calls("memRegister"),
+            fault.calls("memDeRegister"),
+            "{policy}"
+        );
+        assert_eq!((fault.alive(), fault.violations()), (0, 0), "{policy}");
+    }
+}
+
+#[test]
+fn registrations_that_fail_cost_copies_and_nothing_else() {
+    let model = Model::new();
+    for n_before in 0..5 {
+        let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+        fault.set(&format!("memory; fail memRegister 8000 after {n_before}"));
+        let policy = Policy::PlannedPipeline;
+        let mut device = Device::new(&fault, &model, policy, Some(cache.path()));
+        for _ in 0..2 {
+            assert_eq!(device.step(&model, N_CONTEXTS).unwrap(), [true; N_CONTEXTS]);
+        }
+        // It is not tried again.
+        assert_eq!(fault.calls("memRegister"), n_before + 1);
+        assert_eq!(device.report().n_registrations, n_before);
+        assert_eq!(device.report().refused.len(), 0);
+        drop(device);
+        assert_eq!(fault.calls("memDeRegister"), n_before);
+        assert_eq!((fault.alive(), fault.violations()), (0, 0));
+    }
+}
+
+#[test]
+fn what_can_never_fit_or_be_made_again_is_left_to_the_host() {
+    let model = Model::new();
+    let within = |fault: &Fault, budget_bytes: u64| {
+        let session = open(fault, None);
+        let mut qnn =
+            Qnn::new(Host::new(1).unwrap(), Arc::clone(&session)).within(Some(budget_bytes));
+        model.prepare(&mut qnn);
+        let needs: Vec<_> = (0..N_CONTEXTS).map(|i| qnn.needs(i).is_some()).collect();
+        assert_eq!(needs, [false; N_CONTEXTS]);
+        session.report()
+    };
+    let fault = Fault::new("");
+    let report = within(&fault, 3 * 2 * (N * K) as u64 - 1);
+    let reason = report.refused.keys().next().unwrap();
+    assert!(
+        reason.contains("does not fit the budget of 36863"),
+        "{reason}"
+    );
+    assert_eq!(
+        (report.n_graphs_built, fault.calls("contextCreate")),
+        (0, 0)
+    );
+    // The binary is a little larger than the weights.
+    let report = within(&fault, 3 * 2 * (N * K) as u64);
+    assert!(
+        report
+            .refused
+            .keys()
+            .next()
+            .unwrap()
+            .contains("does not fit the budget")
+    );
+    let fault = Fault::new("fail contextGetBinary 5000");
+    let report = within(&fault, BUDGET_BYTES);
+    let reason = report.refused.keys().next().unwrap();
+    assert!(reason.contains("gives no binary"), "{reason}");
+    assert_eq!((report.n_contexts, fault.violations()), (0, 0));
 }

@@ -1,8 +1,11 @@
 //! `llada_npu_ffi::qnn` over Qualcomm's own library, whose x86-64 build emulates the tensor processor.
 
+use std::sync::Arc;
+
 use llada_npu_ffi::qnn::{
     Backend, Context, ContextBinary, ContextOptions, Data, DataMut, Device, DeviceOptions, Error,
-    ErrorCode, GraphOptions, GraphSpec, MemHandle, PerformanceMode, PowerConfig, Precision, Soc,
+    ErrorCode, GraphOptions, GraphSpec, MemHandle, PerformanceMode, PowerConfig, Precision,
+    SharedAllocator, Soc,
 };
 use llada_npu_qnn_tests::case::case;
 use llada_npu_qnn_tests::htp::{at_most, context, device, half, library, run_again};
@@ -126,8 +129,6 @@ fn options_are_taken() {
 #[test]
 fn errors_have_codes_and_texts() {
     case("errors_have_codes_and_texts", || {
-        use std::os::fd::AsFd as _;
-
         let context = context();
         let w = Weights::halves(8, 64, 22);
         let spec = linear::fully_connected("g", 4, &w, GraphOptions::default()).unwrap();
@@ -146,8 +147,8 @@ fn errors_have_codes_and_texts() {
         println!("{refused}");
         assert!(matches!(refused, Error::Node { .. }));
         assert_eq!(refused.code(), Some(ErrorCode::OP_PACKAGE_VALIDATION));
-        let file = tempfile::tempfile().unwrap();
-        let shared = MemHandle::register(&context, file.as_fd(), &half(&[4, 4])).unwrap_err();
+        let buffer = Arc::new(SharedAllocator::memfd().allocate(32).unwrap());
+        let shared = MemHandle::register(&context, &buffer, &half(&[4, 4])).unwrap_err();
         println!("{shared}");
         assert_eq!(shared.code(), Some(ErrorCode::NOT_SUPPORTED));
         drop(graph);

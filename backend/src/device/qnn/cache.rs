@@ -1,11 +1,12 @@
-//! Context binaries on disk: names, reading, writing.
+//! Context binaries on disk: names, mapping, writing.
 //!
 //! A file is [`ContextBinary`](llada_npu_ffi::qnn::ContextBinary) with a key that says all that it is good for: weights,
 //! shapes, encodings, options, chip, versions and build of the library. Name and contents carry it; the checksum of the
 //! file is looked at before the library sees a byte.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
+use memmap2::Mmap;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::memory::CacheDir;
@@ -70,20 +71,9 @@ impl ContextCache {
         Self { dir }
     }
 
-    /// Reads the file of a key; `None` where there is none.
-    pub(super) fn read(&self, key: &ContextKey) -> Option<Vec<u8>> {
-        let mut file = self.dir.open(&key.hex())?;
-        let mut bytes = Vec::new();
-        match file.read_to_end(&mut bytes) {
-            Ok(_length) => {
-                self.dir.used(&file);
-                Some(bytes)
-            }
-            Err(error) => {
-                log::debug!("{}: {error}", self.dir.file(&key.hex()).display());
-                None
-            }
-        }
+    /// Maps the file of a key; `None` where there is none.
+    pub(super) fn map(&self, key: &ContextKey) -> Option<Mmap> {
+        self.dir.map(&key.hex())
     }
 
     /// Deletes the file of a key, which cannot be used.

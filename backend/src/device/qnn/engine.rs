@@ -1,13 +1,23 @@
-//! What lives on the library's thread: the device, contexts and their graphs.
+//! What lives on the library's threads: the device, contexts and their graphs.
+//!
+//! [`Engine`] builds and executes, [`Loader`] makes contexts from binaries and frees them meanwhile; both see the same contexts (`shelf`).
+//! Inputs and outputs are shared with the NPU where the library registers memory (`shared`).
 
-use std::collections::HashMap;
+mod shared;
+mod shelf;
+
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use llada_npu_ffi::qnn::{
-    Backend, Context, ContextBinary, ContextOptions, Data, DataMut, Device, DeviceOptions, Error,
-    Graph, Library, PerformanceMode, Platform, PowerConfig, Provider, Soc, Version,
+    Backend, Context, ContextOptions, Device, DeviceOptions, Error, Library, PerformanceMode,
+    Platform, PowerConfig, Provider, Soc, Version,
 };
+
+use shared::Plain;
+use shelf::Shelf;
 
 use super::part::{self, Element, Form};
 use super::weight::Weight;
@@ -90,14 +100,66 @@ pub(super) struct GraphElements {
     pub(super) outputs: Vec<Element>,
 }
 
+/// Who fills the inputs of an execution and looks at its outputs, in place where they are shared with the NPU.
+pub(super) trait Exchange {
+    /// Writes an input, by number; false where it cannot be held: nothing is executed then.
+    fn write(&mut self, input: usize, to: &mut [u8]) -> bool;
+
+    /// Reads an output, by number.
+    fn read(&mut self, output: usize, from: &[u8]);
+}
+
+/// Data as the graph keeps them.
+struct Bytes<'a> {
+    inputs: &'a [Vec<u8>],
+    outputs: Vec<Vec<u8>>,
+}
+
+impl Exchange for Bytes<'_> {
+    fn write(&mut self, input: usize, to: &mut [u8]) -> bool {
+        let from = self.inputs.get(input);
+        let from = from.filter(|from| from.len() == to.len());
+        from.map(|from| to.copy_from_slice(from)).is_some()
+    }
+
+    fn read(&mut self, _output: usize, from: &[u8]) {
+        self.outputs.push(from.to_vec());
+    }
+}
+
 /// Owning: a device with its contexts.
 #[derive(Debug)]
 pub(super) struct Engine {
-    /// Before what they live in.
-    contexts: HashMap<u64, Vec<Graph>>,
+    /// Before what contexts live in.
+    shelf: Arc<Shelf>,
+    plain: Plain,
     power: Option<PowerConfig>,
     device: Device,
-    next: u64,
+}
+
+/// Owning: what makes contexts from binaries, and frees them, while others are executed.
+#[derive(Debug)]
+pub(super) struct Loader {
+    shelf: Arc<Shelf>,
+    device: Device,
+}
+
+impl Loader {
+    /// Makes a context from what [`Engine::binary`] wrote; `number`: the one that it had when it was freed.
+    pub(super) fn load(
+        &self,
+        number: Option<u64>,
+        bytes: &[u8],
+        key: &[u8],
+        beat: &Beat,
+    ) -> Result<Made, Error> {
+        self.shelf.load(&self.device, number, bytes, key, beat)
+    }
+
+    /// Frees a context.
+    pub(super) fn free(&self, context: u64) {
+        self.shelf.free(context);
+    }
 }
 
 impl Engine {
@@ -130,12 +192,25 @@ impl Engine {
             soc: soc.or(platform.map(|platform| platform.soc)),
         };
         let engine = Self {
-            contexts: HashMap::new(),
+            shelf: Arc::default(),
+            plain: Plain::default(),
             power,
             device,
-            next: 0,
         };
         Ok((engine, identity))
+    }
+
+    /// Returns what makes and frees contexts meanwhile.
+    pub(super) fn loader(&self) -> Loader {
+        Loader {
+            shelf: Arc::clone(&self.shelf),
+            device: self.device.clone(),
+        }
+    }
+
+    /// Returns what counts registrations of shared memory.
+    pub(super) fn n_registrations(&self) -> Arc<AtomicU64> {
+        self.shelf.pool().n_registrations()
     }
 
     /// Tells whether the library took the wish for performance.
@@ -148,7 +223,7 @@ impl Engine {
         let refuse = |index| move |error| Refusal { index, error };
         let context = Context::new(&self.device, ContextOptions::default()).map_err(refuse(0))?;
         beat.tick();
-        let mut graphs = Vec::new();
+        let mut finalize = Duration::ZERO;
         for (index, draft) in drafts.iter().enumerate() {
             let Draft {
                 name,
@@ -159,85 +234,50 @@ impl Engine {
             let spec = part::describe(name, *kind, weights, form)
                 .map_err(Error::from)
                 .map_err(refuse(index))?;
-            graphs.push(context.build(&spec).map_err(refuse(index))?);
+            let graph = context.build(&spec).map_err(refuse(index))?;
+            finalize += graph.finalize_time();
             beat.tick();
         }
-        self.take(graphs).map_err(refuse(0))
-    }
-
-    /// Makes a context from what [`Self::binary`] wrote.
-    pub(super) fn load(
-        &mut self,
-        bytes: &[u8],
-        key: &[u8],
-        names: &[String],
-        beat: &Beat,
-    ) -> Result<Made, Error> {
-        let binary = ContextBinary::from_bytes(bytes, key)?;
-        let context = Context::from_binary(&self.device, &binary)?;
-        beat.tick();
-        let mut graphs = Vec::new();
-        for name in names {
-            graphs.push(context.graph(name)?);
-            beat.tick();
-        }
-        self.take(graphs)
-    }
-
-    fn take(&mut self, graphs: Vec<Graph>) -> Result<Made, Error> {
-        let elements: Option<Vec<_>> = graphs.iter().map(elements).collect();
-        let elements = elements.ok_or(Error::Binary("a graph that is not ours"))?;
-        let made = Made {
-            context: self.next,
-            graphs: elements,
-            finalize: graphs.iter().map(Graph::finalize_time).sum(),
-        };
-        self.next += 1;
-        self.contexts.insert(made.context, graphs);
-        Ok(made)
+        let made = self.shelf.add(context, beat).map_err(refuse(0))?;
+        Ok(Made { finalize, ..made })
     }
 
     /// Writes a context to bytes.
     pub(super) fn binary(&self, context: u64, key: &[u8]) -> Result<Vec<u8>, Error> {
-        let graphs = self.graphs(context)?;
-        let graph = graphs.first().ok_or(Error::Binary("no graph"))?;
-        Ok(graph.context().binary()?.to_bytes(key))
+        let loaded = self.shelf.get(context)?;
+        Ok(loaded.context().binary()?.to_bytes(key))
     }
 
-    fn graphs(&self, context: u64) -> Result<&Vec<Graph>, Error> {
-        self.contexts
-            .get(&context)
-            .ok_or(Error::Binary("no such context"))
-    }
-
-    /// Executes a graph.
+    /// Executes a graph. Tells how many inputs and outputs were shared with the NPU; `None` where nothing was executed.
     pub(super) fn execute(
         &mut self,
         context: u64,
         graph: usize,
-        inputs: &[&[u8]],
+        data: &mut dyn Exchange,
+    ) -> Result<Option<u64>, Error> {
+        let loaded = self.shelf.get(context)?;
+        loaded.execute(graph, &mut self.plain, data)
+    }
+
+    /// Executes a graph with inputs as they are; the outputs.
+    pub(super) fn execute_bytes(
+        &mut self,
+        context: u64,
+        graph: usize,
+        inputs: &[Vec<u8>],
     ) -> Result<Vec<Vec<u8>>, Error> {
-        let graphs = self
-            .contexts
-            .get_mut(&context)
-            .ok_or(Error::Binary("no such context"))?;
-        let graph = graphs
-            .get_mut(graph)
-            .ok_or(Error::Binary("no such graph"))?;
-        let sizes = graph.interface().outputs().iter();
-        let mut outputs: Vec<_> = sizes.map(|tensor| vec![0; tensor.size_bytes()]).collect();
-        let inputs: Vec<_> = inputs.iter().map(|bytes| Data::Bytes(bytes)).collect();
-        let mut room: Vec<_> = outputs
-            .iter_mut()
-            .map(|bytes| DataMut::Bytes(bytes))
-            .collect();
-        graph.execute(&inputs, &mut room)?;
-        Ok(outputs)
+        let mut data = Bytes {
+            inputs,
+            outputs: Vec::new(),
+        };
+        let executed = self.execute(context, graph, &mut data)?;
+        executed.ok_or(Error::Binary("an input of another size"))?;
+        Ok(data.outputs)
     }
 
     /// Frees a context.
     pub(super) fn free(&mut self, context: u64) {
-        self.contexts.remove(&context);
+        self.shelf.free(context);
     }
 }
 
@@ -245,17 +285,4 @@ fn vote(device: &Device, mode: PerformanceMode) -> Result<PowerConfig, Error> {
     let mut power = PowerConfig::new(device)?;
     power.set(mode)?;
     Ok(power)
-}
-
-fn elements(graph: &Graph) -> Option<GraphElements> {
-    let of = |tensor: &llada_npu_ffi::qnn::TensorInfo| Element::of(tensor.ty());
-    Some(GraphElements {
-        input: of(graph.interface().inputs().first()?)?,
-        outputs: graph
-            .interface()
-            .outputs()
-            .iter()
-            .map(of)
-            .collect::<Option<_>>()?,
-    })
 }

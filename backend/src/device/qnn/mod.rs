@@ -18,6 +18,7 @@
 //! | `probe` | what a library can do, found by trying |
 //! | `measure` | what products and layers of large models come to |
 //! | `session` | what is ready, and how it becomes so |
+//! | `open` | the session of this process |
 //!
 //! Inputs and outputs of graphs are half floats. Attention, norms and all that has no weights stay with the host.
 
@@ -28,6 +29,7 @@ mod check;
 mod engine;
 mod low_rank;
 mod measure;
+mod open;
 mod part;
 mod probe;
 mod report;
@@ -37,22 +39,22 @@ mod settings;
 mod weight;
 mod worker;
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
+use std::sync::Arc;
 
 use llada_npu_ffi::ggml::Type;
 
 use super::host::Host;
 use super::{
-    Accelerator, Dense, DeviceError, Op, OperandError, ReadWeight, SegmentAccelerator, Spec, Task,
+    Accelerator, ContextNeed, Contexts, Dense, DeviceError, Op, OperandError, ReadWeight,
+    SegmentAccelerator, Spec, Task,
 };
-use crate::knobs::{Accel, KnobError, Tier};
-use crate::memory::{PlainGuard, context_dir};
+use crate::knobs::Tier;
+use crate::memory::PlainGuard;
 pub use check::Sums;
-use engine::LIBRARY;
 pub use engine::{Identity, OpenOptions};
 use low_rank::{FactorCache, Factors};
 pub use measure::{LayerShape, Measured, measure, measure_layer};
+pub use open::session;
 pub use part::{Form, describe};
 pub use probe::{Finding, FindingKind, probe};
 pub use report::Report;
@@ -65,110 +67,13 @@ pub use weight::{LowerError, QnnType, Weight, WeightData};
 const MIN_K: usize = 32;
 const MIN_N: usize = 16;
 
-/// The session of this process, while somebody uses it.
-static SESSION: Mutex<Opened> = Mutex::new(Opened::Not);
-
-enum Opened {
-    Not,
-    Once {
-        session: Weak<Session>,
-        /// Whether the library stopped to answer, also when the session is dropped.
-        gone: Arc<OnceLock<worker::Gone>>,
-    },
-    /// It failed, or does not answer any more, which is not tried again.
-    Failed,
-}
-
-/// Returns the session that the settings ask for; `None` where everything is computed by the host. Instances share it.
-///
-/// # Errors
-/// When a setting is not understood.
-pub fn session() -> Result<Option<Arc<Session>>, KnobError> {
-    let settings = Settings::read()?;
-    let is_wanted = match settings.accel {
-        Accel::Host => false,
-        // What runs there is an emulation.
-        Accel::Auto => !cfg!(target_arch = "x86_64"),
-        Accel::Qnn => true,
-    };
-    if !is_wanted {
-        if settings.accel == Accel::Auto {
-            tell_about_dir(settings.open.dir.as_deref());
-        }
-        return Ok(None);
-    }
-    let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*opened {
-        Opened::Failed => return Ok(None),
-        // Its thread may hold what another one would wait for.
-        Opened::Once { gone, .. } if gone.get().is_some() => {
-            *opened = Opened::Failed;
-            return Ok(None);
-        }
-        Opened::Once { session, .. } => {
-            if let Some(session) = session.upgrade() {
-                return Ok(Some(session));
-            }
-        }
-        Opened::Not => {}
-    }
-    // Who names a directory means it.
-    let is_asked_for = settings.accel == Accel::Qnn || settings.open.dir.is_some();
-    match Session::open(settings, context_dir()?) {
-        Ok(session) => {
-            let session = Arc::new(session);
-            let Identity {
-                path,
-                build_id,
-                soc,
-                ..
-            } = session.identity();
-            let chip = soc.map_or("unknown chip".to_owned(), |soc| soc.to_string());
-            log::info!("QNN {build_id} from {}: {chip}{EMULATED}", path.display());
-            *opened = Opened::Once {
-                session: Arc::downgrade(&session),
-                gone: session.gone(),
-            };
-            Ok(Some(session))
-        }
-        Err(error) => {
-            *opened = Opened::Failed;
-            if is_asked_for {
-                log::warn!("QNN cannot be used, the host computes everything: {error}");
-            } else {
-                log::debug!("no QNN: {error}");
-            }
-            Ok(None)
-        }
-    }
-}
-
-/// Says once that a directory which the user names holds no library, also where it would not be used.
-fn tell_about_dir(dir: Option<&Path>) {
-    static TOLD: Once = Once::new();
-    let Some(dir) = dir else {
-        return;
-    };
-    TOLD.call_once(|| match dir.join(LIBRARY).metadata() {
-        Ok(_) => log::info!(
-            "no QNN: the library is an emulation, which LLADA_NPU_ACCEL=auto does not take"
-        ),
-        Err(error) => log::warn!("LLADA_NPU_QNN_DIR={}: {LIBRARY}: {error}", dir.display()),
-    });
-}
-
-/// What is said about the chip.
-const EMULATED: &str = if cfg!(target_arch = "x86_64") {
-    ", emulated"
-} else {
-    ""
-};
-
 /// Owning: QNN for dense segments, the host for the rest.
 #[derive(Debug)]
 pub struct Qnn {
     host: Host,
     session: Arc<Session>,
+    /// What the memory runtime lets be there at a time; `None`: everything.
+    budget_bytes: Option<u64>,
     /// Segments of the current graph.
     segments: Vec<Dense>,
     /// The factors of their additions, by weight; `None` for a segment with factors that graphs do not take.
@@ -185,11 +90,19 @@ impl Qnn {
         Self {
             host,
             session,
+            budget_bytes: None,
             segments: Vec::new(),
             factors: Vec::new(),
             factor_cache: FactorCache::default(),
             results: Vec::new(),
         }
+    }
+
+    /// Has a memory runtime decide which contexts are there, within so many bytes.
+    #[must_use]
+    pub fn within(mut self, budget_bytes: Option<u64>) -> Self {
+        self.budget_bytes = budget_bytes;
+        self
     }
 }
 
@@ -246,10 +159,33 @@ impl SegmentAccelerator for Qnn {
         self.results.resize(segments.len(), Vec::new());
         self.factors.clear();
         if self.session.is_alive() {
-            self.session.prepare(segments, weights, read, is_aborted);
+            let budget_bytes = self.budget_bytes;
+            self.session
+                .prepare(segments, weights, read, is_aborted, budget_bytes);
             self.factors = self.factor_cache.of_graph(segments, weights, read);
             self.session.refuse_factors(self.factor_cache.take_failed());
         }
+    }
+
+    fn is_prepared(&self, segments: &[Dense], weights: &PlainGuard<'_>) -> bool {
+        !self.session.is_alive() || self.session.is_prepared(segments, weights)
+    }
+
+    fn needs(&self, i: usize) -> Option<Vec<ContextNeed>> {
+        let segment = self.segments.get(i)?;
+        self.session
+            .needs(segment)
+            .filter(|_| self.session.is_alive())
+    }
+
+    fn leave(&mut self, i: usize, reason: &dyn std::fmt::Display) {
+        if let Some(segment) = self.segments.get(i) {
+            self.session.leave(segment, reason);
+        }
+    }
+
+    fn contexts(&self) -> Arc<dyn Contexts> {
+        Arc::<Session>::clone(&self.session)
     }
 
     fn start(&mut self, i: usize, x: &[u8]) -> bool {
@@ -259,7 +195,9 @@ impl SegmentAccelerator for Qnn {
         let Some(factors) = self.factors.get(i).and_then(Option::as_ref) else {
             return false;
         };
-        let results = gather(segment, x).and_then(|x| self.session.run(segment, &x, factors));
+        let is_for_good = self.budget_bytes.is_some();
+        let results =
+            gather(segment, x).and_then(|x| self.session.run(segment, x, factors, is_for_good));
         let is_done = results.is_some();
         self.results[i] = results.unwrap_or_default();
         is_done

@@ -152,14 +152,16 @@ impl Element {
         }
     }
 
-    /// Appends a row. Returns the factor that the results of the row are to be multiplied with; `None` where the numbers
-    /// do not hold it.
-    pub(super) fn push_row(self, row: &[f32], bytes: &mut Vec<u8>) -> Option<f32> {
+    /// Writes a row of an input, two bytes an element. Returns the factor that the results of the row are to be multiplied with; `None`
+    /// where the numbers do not hold it.
+    pub(super) fn write_row(self, row: &[f32], bytes: &mut [u8]) -> Option<f32> {
+        let elements = bytes.as_chunks_mut().0;
         match self {
             Self::Half => {
-                let start = bytes.len();
-                bytes.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
-                all_finite(&bytes[start..]).then_some(1.0)
+                for (out, &x) in elements.iter_mut().zip(row) {
+                    *out = f16::from_f32(x).to_le_bytes();
+                }
+                all_finite(bytes).then_some(1.0)
             }
             Self::Fixed { scale } => {
                 let largest = row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
@@ -167,13 +169,12 @@ impl Element {
                     return None;
                 }
                 let factor = if largest > 0.0 { largest } else { 1.0 };
-                #[expect(clippy::cast_possible_truncation, reason = "rounded, at most 32767")]
-                bytes.extend(row.iter().flat_map(|x| {
+                for (out, x) in elements.iter_mut().zip(row) {
+                    #[expect(clippy::cast_possible_truncation, reason = "rounded, at most 32767")]
                     let steps = (x / factor / scale).round() as i32 - FIXED_OFFSET;
-                    u16::try_from(steps.clamp(0, 65535))
-                        .unwrap_or(u16::MAX)
-                        .to_le_bytes()
-                }));
+                    let steps = u16::try_from(steps.clamp(0, 65535)).unwrap_or(u16::MAX);
+                    *out = steps.to_le_bytes();
+                }
                 Some(factor)
             }
         }
@@ -479,8 +480,8 @@ mod tests {
                 1e-4,
             ),
         ] {
-            let mut bytes = Vec::new();
-            let factor = element.push_row(&row, &mut bytes).unwrap();
+            let mut bytes = [0; 8];
+            let factor = element.write_row(&row, &mut bytes).unwrap();
             let mut back = [0.0; 4];
             element.read_row(&bytes, factor, &mut back);
             for (a, b) in row.iter().zip(back) {
@@ -488,10 +489,10 @@ mod tests {
             }
             assert!(element.is_finite(&bytes));
             for bad in [f32::NAN, f32::INFINITY] {
-                assert_eq!(element.push_row(&[1.0, bad], &mut Vec::new()), None);
+                assert_eq!(element.write_row(&[1.0, bad], &mut [0; 4]), None);
             }
         }
-        assert_eq!(Element::Half.push_row(&[1e6], &mut Vec::new()), None);
+        assert_eq!(Element::Half.write_row(&[1e6], &mut [0; 2]), None);
     }
 
     #[test]

@@ -213,8 +213,7 @@ impl Prober<'_> {
                 .map_err(|refusal| refusal.error)?;
             let mut results = Vec::new();
             for inputs in &runs {
-                let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-                let mut outputs = engine.execute(made.context, 0, &inputs)?;
+                let mut outputs = engine.execute_bytes(made.context, 0, inputs)?;
                 beat.tick();
                 results.push((made.graphs[0].outputs[0], outputs.swap_remove(0)));
             }
@@ -366,9 +365,9 @@ pub(super) fn rows_of(tier: Tier, x: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
         Tier::Int8 => Element::fixed_input(),
         Tier::Block | Tier::Half => Element::Half,
     };
-    let mut bytes = Vec::new();
-    let rows = x.chunks_exact(k);
-    let factors = rows.map(|row| element.push_row(row, &mut bytes).unwrap_or(1.0));
+    let mut bytes = vec![0; 2 * x.len()];
+    let rows = x.chunks_exact(k).zip(bytes.chunks_exact_mut(2 * k));
+    let factors = rows.map(|(row, bytes)| element.write_row(row, bytes).unwrap_or(1.0));
     let factors = factors.collect();
     (bytes, factors)
 }

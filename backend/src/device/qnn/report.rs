@@ -36,6 +36,33 @@ pub struct Report {
     pub n_additions: u64,
     /// Executions that the host repeated, as results were beyond half floats.
     pub n_overflows: u64,
+    /// Contexts that memory runtimes made from binaries, and freed.
+    pub n_context_maps: u64,
+    /// See [`Self::n_context_maps`].
+    pub n_context_unmaps: u64,
+    /// Bytes of the binaries of those that are there now, and the most at a time.
+    pub mapped_bytes: u64,
+    /// See [`Self::mapped_bytes`].
+    pub peak_mapped_bytes: u64,
+    /// Registrations of shared memory with contexts.
+    pub n_registrations: u64,
+    /// Inputs and outputs of executions that were in such memory: nobody copied them.
+    pub n_shared: u64,
+}
+
+impl Report {
+    /// Counts a context that was made from its binary for a memory runtime.
+    pub(super) fn came(&mut self, size_bytes: u64) {
+        self.n_context_maps += 1;
+        self.mapped_bytes += size_bytes;
+        self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes);
+    }
+
+    /// Counts a context that was freed for a memory runtime.
+    pub(super) fn went(&mut self, size_bytes: u64) {
+        self.n_context_unmaps += 1;
+        self.mapped_bytes = self.mapped_bytes.saturating_sub(size_bytes);
+    }
 }
 
 impl std::fmt::Display for Report {
@@ -45,7 +72,7 @@ impl std::fmt::Display for Report {
             f,
             "graphs_built={} graphs_loaded={} contexts={} finalize_s={:.3} binary_bytes={} host_bytes={} \
              dropped_bytes={} executions={} execute_s={:.3} rows={} padded_rows={} worst_nmse={:.2e} additions={} \
-             refused={} overflows={}",
+             refused={} overflows={} context_maps={} context_unmaps={} peak_mapped_bytes={} registrations={} shared={}",
             self.n_graphs_built,
             self.n_graphs_loaded,
             self.n_contexts,
@@ -61,6 +88,11 @@ impl std::fmt::Display for Report {
             self.n_additions,
             n_refused,
             self.n_overflows,
+            self.n_context_maps,
+            self.n_context_unmaps,
+            self.peak_mapped_bytes,
+            self.n_registrations,
+            self.n_shared,
         )
     }
 }

@@ -55,12 +55,27 @@ impl<S: 'static> Worker<S> {
         limit: Duration,
         init: impl FnOnce(&Beat) -> Result<(S, T), E> + Send + 'static,
     ) -> Result<Result<(Self, T), E>, Gone> {
+        Self::start_with(limit, Arc::new(OnceLock::new()), init)
+    }
+
+    /// Starts another thread, for calls that may be made beside those of this one: when one of them is gone, both are.
+    pub(super) fn beside<O: Send + 'static>(&self, other: O) -> Result<Worker<O>, Gone> {
+        let init = move |_: &Beat| Ok::<_, std::convert::Infallible>((other, ()));
+        let started = Worker::start_with(self.limit, Arc::clone(&self.gone), init)?;
+        let Ok((worker, ())) = started;
+        Ok(worker)
+    }
+
+    fn start_with<T: Send + 'static, E: Send + 'static>(
+        limit: Duration,
+        gone: Arc<OnceLock<Gone>>,
+        init: impl FnOnce(&Beat) -> Result<(S, T), E> + Send + 'static,
+    ) -> Result<Result<(Self, T), E>, Gone> {
         let (jobs, queue) = mpsc::channel::<Job<S>>();
         let (reply, answer) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let beat = Arc::new(Beat::default());
         let beat_there = Arc::clone(&beat);
-        let gone = Arc::new(OnceLock::new());
         let gone_there = Arc::clone(&gone);
         let body = move || {
             match init(&beat_there) {
@@ -245,6 +260,24 @@ mod tests {
         // The job is dropped, not run.
         let end = was_done.recv_timeout(Duration::from_secs(60));
         assert_eq!(end, Err(RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn two_threads_work_side_by_side_and_are_gone_together() {
+        let first = worker(SHORT);
+        let second = first.beside(1_u32).unwrap();
+        let (go, may_go) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| first.call(move |state, _| (may_go.recv(), *state)));
+            assert_eq!(
+                second.call(move |state, _| (*state, go.send(()))),
+                Ok((1, Ok(())))
+            );
+            assert_eq!(waits.join().unwrap(), Ok((Ok(()), 7)));
+        });
+        let hang = |_: &mut u32, _: &Beat| std::thread::sleep(Duration::from_secs(3600));
+        assert_eq!(second.call(hang), Err(Gone::TimedOut(SHORT)));
+        assert_eq!(first.call(|state, _| *state), Err(Gone::TimedOut(SHORT)));
     }
 
     #[test]

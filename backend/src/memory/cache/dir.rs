@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use llada_npu_ffi::is_ours;
+use memmap2::Mmap;
 
 use super::room::{Found, make_room};
 
@@ -118,6 +119,21 @@ impl CacheDir {
                 if error.kind() != io::ErrorKind::NotFound {
                     log::debug!("{}: {error}", path.display());
                 }
+                None
+            }
+        }
+    }
+
+    /// Maps a file and takes notice that it was used; `None` where [`Self::open`] opens none, or it cannot be mapped.
+    pub fn map(&self, name: &str) -> Option<Mmap> {
+        let file = self.open(name)?;
+        match super::map(&file) {
+            Ok(map) => {
+                self.used(&file);
+                Some(map)
+            }
+            Err(error) => {
+                log::debug!("{}: {error}", self.file(name).display());
                 None
             }
         }

@@ -7,12 +7,11 @@
 //! |---|---|---|---|
 //! | host | tiles of a weight: their pages become readable ([`HostMapping`](super::HostMapping)) | always there | – |
 //! | simulated | time that passes on a virtual clock ([`Observer`](super::Observer)) | the same | the same |
-//! | QNN | a context with the weights of a group of layers: `map` makes it from its binary, `unmap` frees it | memory registered with a context, or, where registration is not supported, client buffers that are copied at every execution: nothing to do | none: an object is a context |
+//! | QNN | a context with the weights of a group of layers ([`ContextMapping`](crate::device::ContextMapping)): `map` makes it from its binary, `unmap` frees it | inputs and outputs of graphs are in memory that is registered with each context while it is there, or, where registration is not supported, in client buffers that are copied at every execution: nothing to do. K and V are the host's, with whose kernels attention is computed | none: an object is a context |
 //! | direct HMX | a buffer shared with the NPU | the same | one buffer, filled by copies |
 //!
-//! A context cannot be mapped in part. A session over contexts therefore has a `max_map_bytes` of the whole budget, so that
-//! every object is one [`Piece`] with offset 0, and costs that do not prefer copies. Registration that fails with
-//! "not supported" is not an error of `map`: the mapping remembers it and answers `Ok`.
+//! A context cannot be mapped in part: it is there from the map of its first piece to the unmap of its last. Costs of a session over contexts
+//! do not prefer copies. A context that cannot be made is no error of `map`: its segments are left to the host, which plans anew.
 
 use std::ops::Range;
 

@@ -14,18 +14,22 @@
 //! When a transfer fails, the step fails, everything is unmapped once the step has ended, and the next step starts from nothing.
 //! Whatever happens, every map is returned: at the latest when the session is dropped.
 
-use std::collections::BTreeMap;
+mod carry;
+mod stage;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::PlanError;
 use super::mapping::{MapError, Mapping};
 use super::planner::{Planner, check_order};
-use super::turn::{Counters, Piece, Place, Transfer, Turn};
+use super::turn::{Counters, Turn};
 use super::workload::SegmentId;
 use crate::knobs::Policy;
+use carry::Core;
+use stage::{Shared, stage};
 
 /// Why a step could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -85,202 +89,6 @@ impl Report {
     }
 }
 
-/// Plans and carries out, on one thread at a time.
-#[derive(Debug)]
-struct Core {
-    planner: Planner,
-    mapping: Box<dyn Mapping>,
-    /// What is mapped now.
-    live: BTreeMap<(Place, u64), Piece>,
-    done: Counters,
-    transfer: Duration,
-}
-
-impl Core {
-    fn carry_out(&mut self, transfers: &[Transfer]) -> Result<(), MapError> {
-        for transfer in transfers {
-            let workload = self.planner.workload();
-            match transfer {
-                Transfer::Map(piece) => {
-                    self.mapping.map(piece, workload)?;
-                    self.live
-                        .insert((piece.place, piece.offset_bytes), piece.clone());
-                }
-                Transfer::Unmap(piece) => {
-                    self.live.remove(&(piece.place, piece.offset_bytes));
-                    // The piece is gone even if the device complains.
-                    self.done.add(transfer);
-                    self.mapping.unmap(piece, workload)?;
-                    continue;
-                }
-                Transfer::Copy { object, range, .. } => {
-                    self.mapping.copy(*object, range.clone(), workload)?;
-                }
-            }
-            self.done.add(transfer);
-        }
-        Ok(())
-    }
-
-    /// Does all that comes before a run.
-    fn prepare(&mut self, turn: &Turn) -> Result<(), SessionError> {
-        let start = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            self.carry_out(&turn.before)?;
-            self.mapping.describe(turn, self.planner.workload())
-        }));
-        self.transfer += start.elapsed();
-        let result = result.unwrap_or_else(|_payload| Err(MapError::Panicked));
-        result.map_err(|source| self.failed(turn, source))
-    }
-
-    fn failed(&self, turn: &Turn, source: MapError) -> SessionError {
-        let segment = self.planner.workload().segment(turn.segment).name.clone();
-        SessionError::Map { segment, source }
-    }
-
-    /// Does all that comes after a run.
-    fn release(&mut self, turn: &Turn) -> Result<(), SessionError> {
-        let result = catch_unwind(AssertUnwindSafe(|| self.carry_out(&turn.release)));
-        let result = result.unwrap_or_else(|_payload| Err(MapError::Panicked));
-        result.map_err(|source| self.failed(turn, source))
-    }
-
-    /// Unmaps everything, and forgets what was planned.
-    fn return_all(&mut self) {
-        self.planner.finish();
-        self.planner.start_step();
-        self.unmap_all();
-    }
-
-    fn unmap_all(&mut self) {
-        for (_, piece) in std::mem::take(&mut self.live) {
-            let (workload, mapping) = (self.planner.workload(), &mut self.mapping);
-            let result = catch_unwind(AssertUnwindSafe(|| mapping.unmap(&piece, workload)));
-            match result.unwrap_or_else(|_payload| Err(MapError::Panicked)) {
-                Ok(()) => {}
-                Err(error) => log::warn!("unmapping: {error}"),
-            }
-            self.done.add(&Transfer::Unmap(piece));
-        }
-    }
-
-    fn transfers(&self) -> Counters {
-        let planned = self.planner.counters();
-        Counters {
-            n_evictions: planned.n_evictions,
-            n_compactions: planned.n_compactions,
-            ..self.done
-        }
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.unmap_all();
-    }
-}
-
-/// What caller and staging thread tell each other.
-#[derive(Debug, Default)]
-struct State {
-    /// Segments of the step that nobody has planned yet, the next one last.
-    rest: Vec<SegmentId>,
-    /// Turns planned, turns whose transfers are done, turns whose run is over.
-    n_issued: u64,
-    n_ready: u64,
-    n_over: u64,
-    is_stepping: bool,
-    /// The thread is at work.
-    is_busy: bool,
-    failure: Option<SessionError>,
-    /// Everything is to be unmapped when the step has ended.
-    must_return: bool,
-    must_quit: bool,
-    /// The thread is gone.
-    is_dead: bool,
-    n_failures: u64,
-    transfers: Counters,
-    transfer: Duration,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until the thread has nothing to do any more.
-    fn settle(&self, mut state: MutexGuard<'_, State>) {
-        while !state.is_dead && (state.is_busy || state.must_return) {
-            state = self.wait(state);
-        }
-        state.n_over = state.n_issued;
-    }
-}
-
-/// The staging thread: turn after turn, until it is told to quit.
-fn stage(mut core: Core, shared: &Shared) {
-    let mut state = shared.lock();
-    loop {
-        if !state.is_stepping && state.must_return {
-            state.is_busy = true;
-            drop(state);
-            core.return_all();
-            state = shared.lock();
-            state.must_return = false;
-        } else if !state.is_stepping && state.must_quit {
-            return;
-        } else if !state.must_return
-            && let Some(segment) = state.rest.pop()
-        {
-            let rest: Vec<_> = state.rest.iter().rev().copied().collect();
-            state.is_busy = true;
-            drop(state);
-            let turn = core.planner.turn(segment, &rest);
-            state = shared.lock();
-            state.n_issued = turn.ticket + 1;
-            // When the step has ended, nothing runs any more.
-            while state.is_stepping && turn.after.is_some_and(|after| state.n_over <= after) {
-                state = shared.wait(state);
-            }
-            drop(state);
-            let result = core.prepare(&turn);
-            debug_assert!(
-                turn.release.is_empty(),
-                "streamed objects are unmapped before a run"
-            );
-            state = shared.lock();
-            match result {
-                Ok(()) => state.n_ready = turn.ticket + 1,
-                Err(error) => {
-                    state.failure = Some(error);
-                    state.must_return = true;
-                    state.n_failures += 1;
-                }
-            }
-        } else {
-            state = shared.wait(state);
-            continue;
-        }
-        state.is_busy = false;
-        state.transfers = core.transfers();
-        state.transfer = core.transfer;
-        shared.changed.notify_all();
-    }
-}
-
 #[derive(Debug)]
 enum Driver {
     /// The caller's thread; the turn whose run goes on, and the segments that follow, the next one last.
@@ -288,6 +96,8 @@ enum Driver {
         core: Box<Core>,
         turn: Option<Turn>,
         rest: Vec<SegmentId>,
+        /// The same for the planner, the next one first; kept for its memory.
+        following: Vec<SegmentId>,
         n_failures: u64,
         must_return: bool,
     },
@@ -320,13 +130,7 @@ impl Session {
     pub fn new(planner: Planner, mapping: Box<dyn Mapping>) -> Result<Self, SessionError> {
         let n_segments = planner.workload().segments().len();
         let is_pipelined = planner.policy() == Policy::PlannedPipeline;
-        let core = Core {
-            planner,
-            mapping,
-            live: BTreeMap::new(),
-            done: Counters::default(),
-            transfer: Duration::ZERO,
-        };
+        let core = Core::new(planner, mapping);
         let driver = if is_pipelined {
             let shared = Arc::new(Shared::default());
             let theirs = Arc::clone(&shared);
@@ -351,6 +155,7 @@ impl Session {
                 core: Box::new(core),
                 turn: None,
                 rest: Vec::new(),
+                following: Vec::new(),
                 n_failures: 0,
                 must_return: false,
             }
@@ -371,19 +176,21 @@ impl Session {
     pub fn begin(&mut self, segments: &[SegmentId]) -> Result<(), SessionError> {
         self.end();
         check_order(segments, self.n_segments)?;
-        let reversed: Vec<_> = segments.iter().rev().copied().collect();
+        let reversed = segments.iter().rev();
         match &mut self.driver {
             Driver::Caller { core, rest, .. } => {
                 core.planner.start_step();
-                *rest = reversed;
+                rest.clear();
+                rest.extend(reversed);
             }
             Driver::Thread {
                 shared, next, rest, ..
             } => {
-                rest.clone_from(&reversed);
+                rest.clear();
+                rest.extend(reversed);
                 let mut state = shared.lock();
                 *next = state.n_issued;
-                state.rest = reversed;
+                state.rest.clone_from(rest);
                 state.failure = None;
                 state.is_stepping = true;
                 shared.changed.notify_all();
@@ -404,6 +211,7 @@ impl Session {
                 core,
                 turn,
                 rest,
+                following,
                 n_failures,
                 must_return,
             } => {
@@ -411,8 +219,9 @@ impl Session {
                     return Err(SessionError::Failed);
                 }
                 let segment = rest.pop().ok_or(SessionError::NoSegment)?;
-                let following: Vec<_> = rest.iter().rev().copied().collect();
-                let next = core.planner.turn(segment, &following);
+                following.clear();
+                following.extend(rest.iter().rev());
+                let next = core.planner.turn(segment, following);
                 has_waited = !next.before.is_empty();
                 if let Err(error) = core.prepare(&next) {
                     (*n_failures, *must_return) = (*n_failures + 1, true);
@@ -488,6 +297,7 @@ impl Session {
                 rest,
                 must_return,
                 n_failures,
+                ..
             } => {
                 rest.clear();
                 if let Some(turn) = turn.take()

@@ -1,11 +1,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
-use crate::memory::runtime::{Class, Costs, Limits, Object, ObjectId, Workload};
+use crate::memory::runtime::{Class, Costs, Limits, Object, ObjectId, Piece, Place, Workload};
 
 /// What a device holds that refuses and panics when it is told to.
 #[derive(Debug, Default)]

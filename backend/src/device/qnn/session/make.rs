@@ -1,11 +1,16 @@
 //! Making parts ready: from a context binary on disk, or lowered, built and finalised; then checked on samples.
 
+use std::sync::Arc;
+
+use llada_npu_ffi::qnn::Error;
+
 use super::super::cache::{ContextKey, KeyHasher};
 use super::super::check::{self, Example, Reference, Rows, Sums};
 use super::super::engine::{Draft, GraphElements, Identity, Made, Refusal};
 use super::super::part::Form;
 use super::super::weight::{QnnType, Weight};
-use super::live::Held;
+use super::live::{Binary, BinaryBytes, Held};
+use super::run::Input;
 use super::{PartError, Ready, Session, Unit, lock};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
 use crate::knobs::Linear;
@@ -26,6 +31,7 @@ impl Session {
         group: &[Unit],
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
+        budget_bytes: Option<u64>,
     ) -> Vec<Option<Ready>> {
         let mut results: Vec<Option<Ready>> = vec![None; group.len()];
         let mut left: Vec<usize> = (0..group.len()).collect();
@@ -33,7 +39,7 @@ impl Session {
         let mut may_load = true;
         while !left.is_empty() {
             let units: Vec<&Unit> = left.iter().map(|&i| &group[i]).collect();
-            let source = match self.context(&units, segments, read, may_load) {
+            let source = match self.context(&units, segments, read, may_load, budget_bytes) {
                 Ok(source) => source,
                 Err((index, error)) => {
                     let unit = &group[left.remove(index)];
@@ -56,20 +62,36 @@ impl Session {
                     continue;
                 }
             }
-            if !source.is_loaded && is_whole {
-                let size_bytes = self.store(&source.key, source.made.context);
-                source.held.set_size(size_bytes);
+            let is_right: Vec<bool> = checked.iter().map(Result::is_ok).collect();
+            if is_whole {
+                if !source.is_loaded {
+                    self.store(&source, budget_bytes.is_some());
+                }
+                let laid_aside = budget_bytes.map(|bytes| self.lay_aside(&source.held, bytes));
+                if let Some(Err(error)) = laid_aside {
+                    for i in left {
+                        let unit = &group[i];
+                        self.refuse(&name(&segments[unit.segment], unit), &error);
+                    }
+                    return results;
+                }
             }
-            for (i, checked) in left.into_iter().zip(checked) {
+            for (&i, checked) in left.iter().zip(checked) {
                 match checked {
-                    Ok(ready) => results[i] = Some(ready),
+                    Ok(ready) if is_whole => results[i] = Some(ready),
+                    Ok(_made_anew) => {}
                     Err(error) => {
                         let unit = &group[i];
                         self.refuse(&name(&segments[unit.segment], unit), &error);
                     }
                 }
             }
-            return results;
+            if is_whole {
+                return results;
+            }
+            // Without those that are wrong, in a context that can be written.
+            let mut is_right = is_right.into_iter();
+            left.retain(|_| is_right.next() == Some(true));
         }
         results
     }
@@ -81,12 +103,31 @@ impl Session {
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
         may_load: bool,
+        budget_bytes: Option<u64>,
     ) -> Result<Source, (usize, PartError)> {
+        self.free_unused();
         self.must_answer()?;
+        let size_bytes: usize = units.iter().map(|unit| unit.size_bytes).sum();
+        if let Some(budget_bytes) = budget_bytes
+            && size_bytes as u64 > budget_bytes
+        {
+            let size_bytes = size_bytes as u64;
+            return Err((
+                0,
+                PartError::TooLarge {
+                    size_bytes,
+                    budget_bytes,
+                },
+            ));
+        }
         let key = self.key(units, segments, read)?;
-        if may_load && let Some((made, size_bytes)) = self.load(&key, units.len()) {
+        if may_load && let Some((made, bytes)) = self.load(&key, units.len()) {
             let held = self.contexts.hold(made.context);
-            held.set_size(size_bytes);
+            held.set_size((*bytes).as_ref().len() as u64);
+            if budget_bytes.is_some() {
+                let key = key.clone();
+                held.residence().binary = Some(Binary { key, bytes });
+            }
             return Ok(Source {
                 made,
                 held,
@@ -178,19 +219,22 @@ impl Session {
     }
 
     /// Loads a context binary, if there is one that is whole.
-    fn load(&self, key: &ContextKey, n_graphs: usize) -> Option<(Made, u64)> {
+    fn load(&self, key: &ContextKey, n_graphs: usize) -> Option<(Made, BinaryBytes)> {
         let cache = self.cache.as_ref()?;
-        let bytes = cache.read(key)?;
-        let size_bytes = bytes.len() as u64;
-        let key_bytes = key.bytes().to_vec();
-        let names: Vec<_> = (0..n_graphs).map(graph_name).collect();
-        let loaded = self
-            .worker
-            .call(move |engine, beat| engine.load(&bytes, &key_bytes, &names, beat));
+        let bytes: BinaryBytes = Arc::new(cache.map(key)?);
+        let (theirs, key_bytes) = (Arc::clone(&bytes), key.bytes().to_vec());
+        let loaded = self.loader.call(move |loader, beat| {
+            let made = loader.load(None, (*theirs).as_ref(), &key_bytes, beat)?;
+            if made.graphs.len() == n_graphs {
+                return Ok(made);
+            }
+            loader.free(made.context);
+            Err(Error::Binary("not as many graphs as asked for"))
+        });
         match loaded {
             Ok(Ok(made)) => {
                 lock(&self.report).n_graphs_loaded += n_graphs as u64;
-                Some((made, size_bytes))
+                Some((made, bytes))
             }
             Ok(Err(error)) => {
                 self.warn(format_args!(
@@ -208,27 +252,41 @@ impl Session {
         }
     }
 
-    /// Writes the binary of a context whose graphs are right; returns its bytes.
-    fn store(&self, key: &ContextKey, context: u64) -> u64 {
-        let Some(cache) = self.cache.as_ref() else {
-            return 0;
-        };
+    /// Writes the binary of a context whose graphs are right, if that can be; `keeps` says that the context will be made from it again.
+    fn store(&self, source: &Source, keeps: bool) {
+        if self.cache.is_none() && !keeps {
+            return;
+        }
+        let (key, context) = (&source.key, source.made.context);
         let key_bytes = key.bytes().to_vec();
         let binary = self
             .worker
             .call(move |engine, _| engine.binary(context, &key_bytes));
-        match binary {
-            Ok(Ok(bytes)) => {
-                if let Err(error) = cache.write(key, &bytes) {
-                    log::debug!("QNN: context binary {}: {error}", key.hex());
-                }
-                bytes.len() as u64
-            }
+        let bytes = match binary {
+            Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) => {
                 log::debug!("QNN: context binary {}: {error}", key.hex());
-                0
+                return;
             }
-            Err(_gone) => 0,
+            Err(_gone) => return,
+        };
+        source.held.set_size(bytes.len() as u64);
+        let mut written = None;
+        if let Some(cache) = &self.cache {
+            match cache.write(key, &bytes) {
+                Ok(()) => written = Some(cache),
+                Err(error) => log::debug!("QNN: context binary {}: {error}", key.hex()),
+            }
+        }
+        if keeps {
+            // On disk it takes no memory of the process.
+            let mapped = written.and_then(|cache| cache.map(key));
+            let bytes: BinaryBytes = match mapped {
+                Some(mapped) => Arc::new(mapped),
+                None => Arc::new(bytes),
+            };
+            let key = key.clone();
+            source.held.residence().binary = Some(Binary { key, bytes });
         }
     }
 
@@ -323,7 +381,8 @@ impl Session {
             .iter()
             .map(|addition| addition.as_ref().map(Example::factors))
             .collect();
-        let results = self.execute(std::slice::from_ref(ready), &x, k, room, &factors)?;
+        let input = Input::new(x, k);
+        let results = self.execute(std::slice::from_ref(ready), &input, room, &factors)?;
         let results = results.ok_or(PartError::Wrong {
             nmse: f64::INFINITY,
             max: 0.0,

@@ -30,6 +30,10 @@ impl Lru {
         for &object in question.needs() {
             self.used[object.0] = question.ticket;
         }
+        let mut needs = question.needs().iter();
+        if needs.all(|object| self.maps.is_mapped(*object)) {
+            return answer;
+        }
         let missing = question
             .needs()
             .iter()

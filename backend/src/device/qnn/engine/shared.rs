@@ -1,0 +1,170 @@
+//! Where inputs and outputs of graphs lie: in memory that is shared with the NPU and registered with their contexts, or in plain
+//! memory, from and to which the library copies.
+//!
+//! Graphs run one after the other, so that those whose tensors have the same size and place in the order of arguments use the
+//! same buffer. A buffer is registered once with every context that is there, when the context comes, and given back before it
+//! goes. Where the library registers nothing (Qualcomm's emulation does not), all are plain; that is found out once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llada_npu_ffi::qnn::{
+    Context, Error, ErrorCode, MemHandle, SharedAllocator, SharedBuffer, TensorType,
+};
+
+/// What a tensor of an execution is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Side {
+    Input,
+    Output,
+}
+
+/// A buffer's use: side, number of the argument, bytes.
+type Use = (Side, usize, usize);
+
+/// Where a tensor's data lie in executions.
+#[derive(Debug)]
+pub(super) enum Place {
+    Shared(MemHandle),
+    Plain(Use),
+}
+
+impl Place {
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// Lends the bytes; `plain` are those of a tensor that is not shared.
+    pub(super) fn with<R>(&self, plain: &mut [u8], body: impl FnOnce(&mut [u8]) -> R) -> R {
+        match self {
+            Self::Shared(handle) => handle.buffer().with(body),
+            Self::Plain(_) => body(plain),
+        }
+    }
+}
+
+/// Owning: plain memory of tensors, kept from execution to execution.
+#[derive(Debug, Default)]
+pub(super) struct Plain(HashMap<Use, Vec<u8>>);
+
+impl Plain {
+    /// Takes the memory of places; none for those that are shared.
+    pub(super) fn take(&mut self, places: &[Place]) -> Vec<Vec<u8>> {
+        let take = |place: &Place| match place {
+            Place::Shared(_) => Vec::new(),
+            Place::Plain(plain) => {
+                let kept = self.0.remove(plain);
+                kept.unwrap_or_else(|| vec![0; plain.2])
+            }
+        };
+        places.iter().map(take).collect()
+    }
+
+    /// Gives it back.
+    pub(super) fn put_back(&mut self, places: &[Place], memory: Vec<Vec<u8>>) {
+        for (place, bytes) in places.iter().zip(memory) {
+            if let Place::Plain(plain) = place {
+                self.0.insert(*plain, bytes);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+enum Sharing {
+    #[default]
+    Untried,
+    Works(SharedAllocator),
+    Refused,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sharing: Sharing,
+    buffers: HashMap<Use, Arc<SharedBuffer>>,
+}
+
+/// Owning: the buffers that are shared.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    state: Mutex<State>,
+    n_registrations: Arc<AtomicU64>,
+}
+
+impl Pool {
+    /// Returns what counts registrations. Who keeps it keeps no context.
+    pub(super) fn n_registrations(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.n_registrations)
+    }
+
+    /// Finds a place for a tensor of a context's graph.
+    pub(super) fn place(
+        &self,
+        context: &Context,
+        side: Side,
+        argument: usize,
+        ty: &TensorType<'_>,
+    ) -> Place {
+        let which = (side, argument, ty.size_bytes());
+        let shared = self.buffer(which).and_then(|buffer| {
+            let registered = MemHandle::register(context, &buffer, ty);
+            registered.map_err(|error| self.refuse(&error)).ok()
+        });
+        match shared {
+            Some(handle) => {
+                self.n_registrations.fetch_add(1, Ordering::Relaxed);
+                Place::Shared(handle)
+            }
+            None => Place::Plain(which),
+        }
+    }
+
+    fn buffer(&self, which: Use) -> Option<Arc<SharedBuffer>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Sharing::Untried = state.sharing {
+            state.sharing = Sharing::Works(SharedAllocator::find());
+        }
+        let Sharing::Works(allocator) = &state.sharing else {
+            return None;
+        };
+        if let Some(buffer) = state.buffers.get(&which) {
+            return Some(Arc::clone(buffer));
+        }
+        match allocator.allocate(which.2) {
+            Ok(buffer) => {
+                let buffer = Arc::new(buffer);
+                state.buffers.insert(which, Arc::clone(&buffer));
+                Some(buffer)
+            }
+            Err(error) => {
+                log::info!(
+                    "QNN: no more shared memory ({}): {error}; other inputs and outputs are copied",
+                    allocator.name()
+                );
+                state.sharing = Sharing::Refused;
+                None
+            }
+        }
+    }
+
+    /// Shares no more from now on; what is shared stays so.
+    fn refuse(&self, error: &Error) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(state.sharing, Sharing::Refused) {
+            return;
+        }
+        state.sharing = Sharing::Refused;
+        let is_usual = error.code() == Some(ErrorCode::NOT_SUPPORTED)
+            || matches!(error, Error::Missing { .. });
+        let level = if is_usual {
+            log::Level::Debug
+        } else {
+            log::Level::Info
+        };
+        log::log!(
+            level,
+            "QNN: shared memory is not registered, inputs and outputs are copied: {error}"
+        );
+    }
+}

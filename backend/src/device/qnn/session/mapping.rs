@@ -1,0 +1,142 @@
+//! Contexts come and go as the memory runtime says.
+
+use std::sync::Arc;
+
+use super::live::{Binary, Held};
+use super::{PartError, Ready, Session, lock};
+use crate::device::{ContextNeed, Contexts, Dense};
+
+impl Session {
+    /// Makes a context for one more user, if it is not there yet.
+    pub(super) fn bring(&self, held: &Held) -> Result<(), PartError> {
+        let mut residence = held.residence();
+        residence.n_users += 1;
+        if residence.is_there {
+            return Ok(());
+        }
+        let Binary { key, bytes } = residence.binary.clone().ok_or(PartError::NoBinary)?;
+        let (number, size_bytes) = (held.context(), held.size_bytes());
+        let loaded = self.loader.call(move |loader, beat| {
+            let loaded = loader.load(Some(number), (*bytes).as_ref(), key.bytes(), beat);
+            loaded.map(|_made| ())
+        });
+        loaded??;
+        residence.is_there = true;
+        lock(&self.report).came(size_bytes);
+        Ok(())
+    }
+
+    /// Frees a context if that was its last user.
+    fn let_go(&self, held: &Held) {
+        let mut residence = held.residence();
+        residence.n_users = residence.n_users.saturating_sub(1);
+        if residence.n_users == 0 && residence.is_there {
+            self.free(held.context());
+            residence.is_there = false;
+            lock(&self.report).went(held.size_bytes());
+        }
+    }
+
+    /// Frees a context that was made and checked, until somebody wants it. Fails where it could not be made again, or never
+    /// fits.
+    pub(super) fn lay_aside(&self, held: &Held, budget_bytes: u64) -> Result<(), PartError> {
+        let mut residence = held.residence();
+        if residence.binary.is_none() {
+            return Err(PartError::NoBinary);
+        }
+        let size_bytes = held.size_bytes();
+        if size_bytes > budget_bytes {
+            return Err(PartError::TooLarge {
+                size_bytes,
+                budget_bytes,
+            });
+        }
+        self.free(held.context());
+        residence.is_there = false;
+        Ok(())
+    }
+
+    /// Keeps the contexts of parts for good.
+    pub(super) fn pin(&self, parts: &[Ready]) {
+        for ready in parts {
+            let held = &ready.context;
+            {
+                let mut residence = held.residence();
+                if std::mem::replace(&mut residence.is_pinned, true) {
+                    continue;
+                }
+            }
+            if let Err(error) = self.bring(held) {
+                self.lose(held.context(), &error);
+            }
+        }
+    }
+
+    fn free(&self, context: u64) {
+        // A library that does not answer has lost it.
+        let _gone = self.loader.call(move |loader, _| loader.free(context));
+    }
+
+    /// Leaves all segments to the host that need a context which cannot be had.
+    fn lose(&self, context: u64, error: &PartError) {
+        let mut state = lock(&self.state);
+        let needs =
+            |parts: &Arc<Vec<Ready>>| parts.iter().any(|ready| ready.context.context() == context);
+        let mut n_lost = 0;
+        for entry in state.entries.values_mut() {
+            if entry.parts.as_ref().is_some_and(needs) {
+                entry.parts = None;
+                n_lost += 1;
+            }
+        }
+        for _ in 0..n_lost {
+            self.refuse("a segment", error);
+        }
+        self.tidy(&mut state);
+    }
+
+    /// Returns which contexts a segment needs, each once; `None` where the host computes it.
+    pub(in super::super) fn needs(&self, segment: &Dense) -> Option<Vec<ContextNeed>> {
+        let mut needs: Vec<ContextNeed> = Vec::new();
+        for parts in self.ready(segment)? {
+            for ready in parts.iter() {
+                let context = ready.context.context();
+                if !needs.iter().any(|need| need.context == context) {
+                    needs.push(ContextNeed {
+                        context,
+                        size_bytes: ready.context.size_bytes(),
+                    });
+                }
+            }
+        }
+        Some(needs)
+    }
+
+    /// Leaves a segment to the host.
+    pub(in super::super) fn leave(&self, segment: &Dense, reason: &dyn std::fmt::Display) {
+        self.refuse("a segment", reason);
+        for key in self.keys(segment) {
+            if let Some(entry) = lock(&self.state).entries.get_mut(&key) {
+                entry.parts = None;
+            }
+        }
+        self.tidy(&mut lock(&self.state));
+    }
+}
+
+impl Contexts for Session {
+    fn map(&self, context: u64) {
+        let Some(held) = self.contexts.get(context) else {
+            return;
+        };
+        if let Err(error) = self.bring(&held) {
+            self.lose(context, &error);
+        }
+    }
+
+    fn unmap(&self, context: u64) {
+        if let Some(held) = self.contexts.get(context) {
+            self.let_go(&held);
+        }
+    }
+}
