@@ -461,3 +461,39 @@ fn what_can_never_fit_or_be_made_again_is_left_to_the_host() {
     assert!(reason.contains("gives no binary"), "{reason}");
     assert_eq!((report.n_contexts, fault.violations()), (0, 0));
 }
+
+#[test]
+fn while_one_instance_makes_segments_ready_others_do_not_wait_for_what_they_need_not() {
+    let model = Model::new();
+    let fault = Fault::new("slow graphFinalize 300");
+    let session = open(&fault, None);
+    let instance = || Qnn::new(Host::new(1).unwrap(), Arc::clone(&session));
+    let (mut first, mut second, mut third) = (instance(), instance(), instance());
+    std::thread::scope(|scope| {
+        let making = scope.spawn(|| model.prepare(&mut first));
+        while fault.calls("graphFinalize") == 0 {
+            std::thread::yield_now();
+        }
+        // Who needs the same waits for it, and makes nothing himself.
+        let waiting = scope.spawn(|| model.prepare(&mut second));
+        // Questions are answered at once.
+        let start = std::time::Instant::now();
+        assert!(!third.is_prepared(&model.segments, &model.store.plain()));
+        assert!(session.report().n_graphs_built < N_CONTEXTS as u64);
+        assert!(start.elapsed() < Duration::from_secs(1));
+        making.join().unwrap();
+        waiting.join().unwrap();
+    });
+    model.prepare(&mut third);
+    let all = session.report();
+    assert_eq!(
+        (all.n_graphs_built, all.refused.len()),
+        (N_CONTEXTS as u64, 0)
+    );
+    for qnn in [&mut first, &mut second, &mut third] {
+        assert!(model.start(qnn, N_CONTEXTS - 1));
+        model.check(qnn, N_CONTEXTS - 1);
+    }
+    drop((first, second, third, session));
+    assert_eq!((fault.alive(), fault.violations()), (0, 0));
+}
