@@ -182,6 +182,28 @@ fn a_file_is_taken_for_the_same_weights_and_rows_alone() {
 }
 
 #[test]
+fn a_file_that_cannot_be_used_does_not_stay() {
+    let (fault, weights) = (Fault::new(""), Weights::new());
+    let dir = tempfile::tempdir().unwrap();
+    let start = || {
+        let (mut qnn, session) = open(&fault, Some(dir.path()));
+        weights.prepare(&mut qnn, &[weights.products(16, 16)], |_| true);
+        session.report()
+    };
+    let files = || -> Vec<_> {
+        let entries = std::fs::read_dir(dir.path()).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    };
+    assert_eq!(start().n_graphs_built, 1);
+    std::fs::write(&files()[0], b"damaged").unwrap();
+    // Nothing takes its place.
+    fault.set("fail graphFinalize 1002");
+    let report = start();
+    assert_eq!((report.n_graphs_loaded, report.refused.len()), (0, 1));
+    assert_eq!(files().len(), 0);
+}
+
+#[test]
 fn what_cannot_be_read_is_not_checked() {
     let weights = Weights::new();
     for (kind, n_whole) in [(DenseKind::Products, 2), (DenseKind::FeedForward, 6)] {
