@@ -70,6 +70,8 @@ qnn_tests() {
 run_qnn() {
     local status=0
     qnn_tests || status=1
+    # The tests start the program, which their own build leaves as it is.
+    with_ccache cargo build --locked --release -p llada-npu || status=1
     LLADA_NPU_QNN_DIR=$(qnn_dir "$QNN_VERSION") with_ccache cargo test --locked --release --no-fail-fast \
         -p llada-npu -p llada-npu-tests --test qnn_emulation --test qnn_lora -- --show-output || status=1
     "$REPO/scripts/test-arm64.sh" qnn || status=1
