@@ -421,7 +421,7 @@ impl BackendImpl for NpuBackend {
     }
 
     fn tell_failure(reason: &str) {
-        failure::tell(reason);
+        failure::tell("graph_compute", reason);
     }
 
     fn graph_compute(&mut self, graph: &mut GraphView<'_>) -> Result<(), ComputeError> {

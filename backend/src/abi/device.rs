@@ -20,6 +20,9 @@ use crate::device::{Accelerator, DeviceError, HOST_ONLY, failure};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
 
+/// What failed, in front of why.
+const NO_INSTANCE: &str = "cannot make an instance";
+
 /// The device: kernels of ours, and the host's CPU device for what they do not cover.
 #[derive(Debug)]
 pub struct NpuDevice {
@@ -121,10 +124,8 @@ impl DeviceImpl for NpuDevice {
 
     fn init_backend(&self, params: Option<&CStr>) -> Option<NpuBackend> {
         let Some(delegate) = Delegate::new(self.api, &self.cpu) else {
-            failure::tell(format_args!(
-                "host device {} makes no instance",
-                self.cpu.name()
-            ));
+            let reason = format_args!("host device {} makes none", self.cpu.name());
+            failure::tell(NO_INSTANCE, reason);
             return None;
         };
         let host_only = params.is_some_and(|params| params.to_bytes() == HOST_ONLY.as_bytes());
@@ -141,7 +142,7 @@ impl DeviceImpl for NpuDevice {
                 resident,
             )),
             Err(error) => {
-                failure::tell(format_args!("cannot make an instance: {error}"));
+                failure::tell(NO_INSTANCE, error);
                 None
             }
         }
