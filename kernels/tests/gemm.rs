@@ -104,7 +104,7 @@ impl Case {
     }
 
     /// Half of what two implementations may differ by; all that a kernel may be off that adds up half floats.
-    fn tolerance(&self, name: &str, i1: usize, magnitude: f64) -> f64 {
+    fn tolerance(&self, name: &str, i1: usize, i0: usize, magnitude: f64) -> f64 {
         let k = self.k as f64;
         let (terms, unit) = match self.ty {
             TileType::F16 => (k, 2f64.powi(-23)),
@@ -113,7 +113,10 @@ impl Case {
         let mut tolerance = terms * unit * magnitude;
         if name.ends_with("tile_f16-fp16") {
             let max = self.x[i1].iter().fold(0.0f32, |max, x| max.max(x.abs()));
-            tolerance += 10.0 * 2f64.powi(-11) * magnitude + k * 2f64.powi(-31) * f64::from(max);
+            let weights = self.weights[i0].as_chunks().0.iter();
+            let sum: f64 = weights.map(|w| f16::from_le_bytes(*w).to_f64().abs()).sum();
+            let of_max = k * 2f64.powi(-31) + 2f64.powi(-33) * sum;
+            tolerance += 10.0 * 2f64.powi(-11) * magnitude + of_max * f64::from(max);
         }
         tolerance
     }
@@ -176,7 +179,7 @@ fn check(name: &str, kernel: &Gemm, case: &Case, tiles: &[u8], exact: &Exact) ->
         for (i0, got) in row.iter().enumerate() {
             let (want, tolerance) = (
                 exact.values[i1][i0],
-                case.tolerance(name, i1, exact.magnitudes[i1][i0]),
+                case.tolerance(name, i1, i0, exact.magnitudes[i1][i0]),
             );
             let error = (f64::from(*got) - want).abs();
             let shape = (case.k, case.weights.len(), case.x.len());
@@ -281,6 +284,40 @@ fn half_floats_of_any_size_keep_the_tolerance() {
     }
 }
 
+/// x of every size side by side, and weights that take little of it: what counts is far smaller than what it is scaled with.
+#[test]
+fn small_elements_beside_large_ones_keep_the_tolerance() {
+    let sizes = (-24..=15).map(|log| 2f32.powi(log));
+    let sizes: Vec<f32> = sizes.chain([65504.0]).collect();
+    for n_rows in [1, 3, 8] {
+        let mut case = Case::random(TileType::F16, 64, 32, n_rows, 5);
+        let mut rng = Rng(8);
+        let mut any = || sizes[rng.next() as usize % sizes.len()];
+        for (i0, row) in case.weights.iter_mut().enumerate() {
+            row.fill(0);
+            for (k, w) in row.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                if k % 32 == i0 {
+                    *w = f16::from_f32(any()).to_le_bytes();
+                }
+            }
+        }
+        for x in case.x.iter_mut().flatten() {
+            *x = any();
+        }
+        for row in &mut case.x {
+            row[0] = 65504.0;
+        }
+        // By the letter: one element counts, and it is 2^-35 of the largest.
+        case.x[0][..2].copy_from_slice(&[65504.0, 2f32.powi(-19)]);
+        case.weights[1][2..4].copy_from_slice(&f16::MAX.to_le_bytes());
+        let (exact, tiles) = (case.exact(), case.tiles());
+        each_kernel(TileType::F16, |name, kernel| {
+            let share = check(name, kernel, &case, &tiles, &exact);
+            println!("{name}, {n_rows} rows: worst error {share:.3} of the tolerance");
+        });
+    }
+}
+
 #[test]
 fn integer_parts_are_exact() {
     // Scales are powers of two and every block of x holds a 127, so that all terms and sums are whole numbers in f32.
@@ -330,7 +367,7 @@ fn integer_parts_are_exact() {
                         } else {
                             let off = (f64::from(*got) - exact.values[i1][i0]).abs();
                             assert!(
-                                off <= case.tolerance(name, i1, exact.magnitudes[i1][i0]),
+                                off <= case.tolerance(name, i1, i0, exact.magnitudes[i1][i0]),
                                 "{name}"
                             );
                         }
@@ -463,7 +500,7 @@ fn what_is_not_finite_stays_in_its_row_and_column() {
                             let ok = if hit {
                                 !got.is_finite()
                             } else {
-                                off <= case.tolerance(name, i1, clean.magnitudes[i1][i0])
+                                off <= case.tolerance(name, i1, i0, clean.magnitudes[i1][i0])
                             };
                             assert!(ok, "{name} {bad} in x {in_x} [{i1}][{i0}]: {got}");
                         }

@@ -33,9 +33,10 @@
 //! or NaN in the operands makes the results it takes part in non-finite, and no others.
 //!
 //! `aarch64-tile_f16-fp16` adds the products of 32 elements as half floats, x being scaled so that they neither overflow nor
-//! vanish: up to `10 * 2^-11 * S + k * 2^-31 * max |x|` come on top of that. Rounding x alone changes results by up to
-//! `2^-11 * S`; in both, errors of either sign cancel, so that the usual error is a small fraction of these. It comes
-//! behind `aarch64-tile_f16-fhm`, whose products are exact and whose sums are f32.
+//! vanish: up to `10 * 2^-11 * S + max |x| * (k * 2^-31 + 2^-33 * sum |w|)` come on top of that. The last term is of elements
+//! so far below the largest of their 32 that scaling rounds them; it counts where their weights are large and its own is not.
+//! Rounding x alone changes results by up to `2^-11 * S`; in both, errors of either sign cancel, so that the usual error is a
+//! small fraction of these. It comes behind `aarch64-tile_f16-fhm`, whose products are exact and whose sums are f32.
 
 use std::fmt::Debug;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Normalisation of rows. Squares are added up in f64, as in ggml: a factor that differs in its last bit changes every element,
-//! and with them some of the integers that a product makes of them.
+//! Normalisation of rows. Squares are added up in f64, as in ggml's `RMS_NORM`: a factor that differs in its last bit changes
+//! every element, and with them some of the integers that a product makes of them. ggml's `NORM` adds up f32 sums of vectors.
 
 use super::{Body, Isa, LANES, Vectored, map, sum};
 use crate::op::norm::Implementation;

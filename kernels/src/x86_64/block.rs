@@ -76,6 +76,12 @@ pub(super) fn finish<const BLOCK: usize, const PARTS: usize, const MIN: bool>(
     }
 }
 
+/// Returns word `i` of a block of x.
+#[inline(always)]
+pub(super) fn word<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> i32 {
+    i32::from_ne_bytes(x.as_chunks().0[i])
+}
+
 /// Defines, for an instruction set, the type of a kernel for tiles of one type, and how it becomes an
 /// [`Implementation`](crate::op::gemm::Implementation): with functions that a value of the module's `Cpu` makes safe to
 /// call.

@@ -6,7 +6,8 @@
 //!
 //! Where sums are half floats, the 32 elements of a row are scaled by a power of two that brings the largest to `2^8 ..
 //! 2^9`: products with usual weights are then far from both ends of the format, and a sum that is subnormal is rounded by
-//! no more than `2^-33` of the largest x.
+//! no more than `2^-33` of the largest x. An element that scaling makes subnormal is off by as much before its weight
+//! multiplies it.
 
 use std::arch::aarch64::*;
 use std::ops::Range;

@@ -21,7 +21,7 @@ use crate::tile::{TILE, TileType};
 use crate::x86_64::avx2::quant::{quantize, scale_q8_0, scale_q8_k};
 use crate::x86_64::avx2::{LANES, LINE};
 use crate::x86_64::block::{
-    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
+    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle, word,
 };
 use crate::x86_64::mem::*;
 
@@ -183,17 +183,11 @@ pub(super) fn scales_and_minima(tile: &[u8; 640]) -> (Floats, Floats) {
     (d, m)
 }
 
-/// Returns word `i` of a block of x.
-#[inline]
-pub(super) fn word<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> i32 {
-    i32::from_ne_bytes(x.as_chunks().0[i])
-}
-
 /// Returns word `i` of a block of x, which is a float, in all lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn float<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> __m256 {
-    _mm256_set1_ps(f32::from_ne_bytes(x.as_chunks().0[i]))
+    _mm256_set1_ps(f32::from_bits(word(x, i).cast_unsigned()))
 }
 
 /// Returns `start` and the products of some words of a quarter of a tile with those of a block of x. `PAIRS` sums of two

@@ -1,8 +1,8 @@
 //! Tiles of K-quants, x quantised to `Q8_K`, with byte products added in pairs.
 //!
 //! Scales and minima of 256 elements are integers times a half float, and x has one scale for as many. So their products
-//! are added up as integers, in floats that hold them: exactly, but for a bit or two where sums pass 2^24. The rest is two
-//! products and a sum in 256 elements.
+//! are added up as integers, in floats that hold them: exactly, but for up to three bits where sums pass 2^24 (those of
+//! `Q6_K` stay below 2^27). The rest is two products and a sum in 256 elements.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::op::gemm::{GROUP_ROWS, Implementation};
 use crate::tile::block::QK_K;
 use crate::tile::{TILE, TileType};
 use crate::x86_64::avx2::LANES;
-use crate::x86_64::block::{NATURAL, NIBBLES, implementation};
+use crate::x86_64::block::{NATURAL, NIBBLES, implementation, word};
 use crate::x86_64::mem::*;
 
 /// Tiles that share a base.

@@ -18,7 +18,7 @@ use crate::tile::{TILE, TileType};
 use crate::x86_64::avx512::LINE;
 use crate::x86_64::avx512::quant::{quantize, scale_q8_0, scale_q8_k};
 use crate::x86_64::block::{
-    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle,
+    NATURAL, NIBBLES, each_block, finish, implementation, prepare, shuffle, word,
 };
 use crate::x86_64::mem::*;
 
@@ -228,12 +228,6 @@ pub(super) fn store(out: &mut [f32; TILE], sums: [__m512; 2]) {
     let (halves, _) = out.as_chunks_mut::<16>();
     store_f32x16(&mut halves[0], sums[0]);
     store_f32x16(&mut halves[1], sums[1]);
-}
-
-/// Returns word `i` of a block of x.
-#[inline]
-pub(super) fn word<const BLOCK: usize>(x: &[u8; BLOCK], i: usize) -> i32 {
-    i32::from_ne_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]])
 }
 
 /// Returns word `i` of a block of x, which is a float, in all lanes.

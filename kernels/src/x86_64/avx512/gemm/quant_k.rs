@@ -1,8 +1,8 @@
 //! Tiles of K-quants, x quantised to `Q8_K`, with VNNI byte dots.
 //!
 //! Scales and minima of 256 elements are integers times a half float, and x has one scale for as many. So their products
-//! are added up as integers, in floats that hold them: exactly, but for a bit or two where sums of `Q4_K` and `Q6_K` pass
-//! 2^24. The rest is two products and a sum in 256 elements.
+//! are added up as integers, in floats that hold them: exactly, but for up to three bits where sums of `Q4_K` and
+//! `Q6_K` pass 2^24 (the latter stay below 2^27). The rest is two products and a sum in 256 elements.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::block::QK;
 use crate::op::gemm::{GROUP_ROWS, Implementation};
 use crate::tile::block::QK_K;
 use crate::tile::{TILE, TileType};
-use crate::x86_64::block::{NATURAL, NIBBLES, implementation};
+use crate::x86_64::block::{NATURAL, NIBBLES, implementation, word};
 
 /// Tiles that share a base.
 const TILES: usize = QK_K / QK;
