@@ -236,8 +236,9 @@ impl Decisions<'_> {
     fn distance(&self, pos: usize, differ: &[usize]) -> Option<(&'static str, f64)> {
         let (ours, theirs) = (of(self.host, pos)?, of(self.other, pos)?);
         if ours.token != theirs.token {
+            // What was drawn need not be the best.
             let gap = logit(ours, ours.token)? - logit(ours, theirs.token)?;
-            return Some(("tokens are apart by", gap));
+            return Some(("tokens are apart by", gap.abs()));
         }
         let tokens = [Some(ours.token), ours.probe];
         let leads = tokens.into_iter().flatten().filter_map(|token| {
@@ -353,6 +354,18 @@ mod tests {
                 trace.forwards.insert(0, first);
             }
             assert_eq!(is_near(&host, &other), near, "{gap}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_was_drawn_against_the_logits_is_no_near_tie_by_that() {
+        for (gap, near) in [(0.02, true), (3.0, false)] {
+            let row = [4.0 - gap, 4.0, 0.0, 0.0];
+            let host = trace(&[FAR, row], 0.0, &[(1, 0)]);
+            let mut host_drew = host.clone();
+            host_drew.forwards[0].predictions[1].token = 0;
+            let other = trace(&[FAR, row], ERROR, &[(1, 1)]);
+            assert_eq!(is_near(&host_drew, &other), near, "{gap}");
         }
     }
 
