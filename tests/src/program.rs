@@ -1,7 +1,7 @@
 //! The command line `llada-npu` as a child process.
 
 use std::ffi::OsStr;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -25,7 +25,8 @@ pub fn program() -> PathBuf {
     path
 }
 
-/// Returns the program as a user would start it: without the library paths that cargo sets.
+/// Returns the program as a user would start it: without the library paths that cargo sets, and ended by Ctrl-C also where the
+/// tests run in the background of a shell, which ignores that.
 pub fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(program());
     command
@@ -33,7 +34,21 @@ pub fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
         .env_remove("LD_LIBRARY_PATH")
         .env_remove("GGML_BACKEND_PATH")
         .stdin(Stdio::null());
+    set_sigint(&mut command, libc::SIG_DFL);
     command
+}
+
+/// Has a program start with this action for SIGINT: the default one, or that it is ignored.
+pub fn set_sigint(command: &mut Command, action: libc::sighandler_t) {
+    let set = move || {
+        // SAFETY: both actions are the system's own; the call is async-signal-safe.
+        match unsafe { libc::signal(libc::SIGINT, action) } {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec `set` makes one async-signal-safe call, and neither allocates nor locks.
+    unsafe { command.pre_exec(set) };
 }
 
 /// What a finished program left.

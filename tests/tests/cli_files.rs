@@ -2,12 +2,12 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use llada_npu_tests::files::{repository, trained};
-use llada_npu_tests::program::{Finished, command, run};
+use llada_npu_tests::program::{Finished, command, run, set_sigint};
 
 /// Exit code of a failure.
 const FAILED: i32 = 1;
@@ -143,6 +143,52 @@ fn results_are_written_over_nothing_else() {
     finished.failure(USAGE, &["--csv and standard output name the same file"]);
     assert_eq!(fs::read_to_string(&old).expect("still there"), "kept");
     assert!(!Path::new(&new).exists());
+    // Names of what is built in are no files, whatever files are called so.
+    let built_in: &[(&[&str], i32)] = &[
+        (
+            &[
+                "simulate", "--model", "LLaDA-8B", "--sweep", "policy", "--csv", "LLaDA-8B",
+            ],
+            0,
+        ),
+        (
+            &[
+                "simulate",
+                "--trace",
+                "published",
+                "--sweep",
+                "policy",
+                "--csv",
+                "published",
+            ],
+            0,
+        ),
+        (
+            &[
+                "run",
+                "-m",
+                "/no/such.gguf",
+                "-p",
+                "x",
+                "--diffusion-cost",
+                "host",
+                "--diffusion-json",
+                "host",
+            ],
+            FAILED,
+        ),
+        (
+            &["run", "-m", "/no/such.gguf", "-f", "-", "--trace", "-"],
+            FAILED,
+        ),
+    ];
+    for (args, code) in built_in {
+        let mut program = command(*args);
+        program.current_dir(scratch.path());
+        let finished = Finished::from(program.output().expect("the program starts"));
+        assert_eq!(finished.code, Some(*code), "{finished:?}");
+    }
+    assert!(scratch.path().join("LLaDA-8B").is_file());
     // Devices are no files.
     let nowhere = ["--csv", "/dev/null", "--plot", "/dev/null"];
     let _text = run(["simulate", "--sweep", "sensitivity"]
@@ -205,29 +251,43 @@ fn a_reader_that_went_away_ends_every_command_quietly() {
     }
 }
 
+/// Half a minute of work.
+fn long_sweep(csv: &Path) -> Command {
+    let mut command = command(["simulate", "--sweep", "sensitivity", "--gen", "3000"]);
+    command.arg("--csv").arg(csv).stdout(Stdio::null());
+    command
+}
+
+fn press_ctrl_c(child: &Child) {
+    let pid = libc::pid_t::try_from(child.id()).expect("a process id");
+    // SAFETY: a signal to our own child, which is not reaped yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+}
+
+#[test]
+fn ctrl_c_that_was_ignored_before_stays_ignored() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let mut program = long_sweep(&scratch.path().join("sweep.csv"));
+    set_sigint(&mut program, libc::SIG_IGN);
+    let mut child = program.spawn().expect("the program starts");
+    sleep(Duration::from_millis(500));
+    press_ctrl_c(&child);
+    sleep(Duration::from_millis(500));
+    let ended = child.try_wait().expect("a child of ours");
+    child.kill().expect("a child of ours");
+    child.wait().expect("the program ends");
+    assert_eq!(ended, None);
+}
+
 #[test]
 fn ctrl_c_leaves_files_as_they_were() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let csv = scratch.path().join("sweep.csv");
     fs::write(&csv, "kept").expect("a writable directory");
-    // Half a minute of work.
-    let mut child = command([
-        "simulate",
-        "--sweep",
-        "sensitivity",
-        "--gen",
-        "3000",
-        "--csv",
-    ])
-    .arg(&csv)
-    .stdout(Stdio::null())
-    .spawn()
-    .expect("the program starts");
+    let mut child = long_sweep(&csv).spawn().expect("the program starts");
     sleep(Duration::from_millis(500));
     let start = Instant::now();
-    let pid = libc::pid_t::try_from(child.id()).expect("a process id");
-    // SAFETY: a signal to our own child, which is not reaped yet.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+    press_ctrl_c(&child);
     let status = child.wait().expect("the program ends");
     assert_eq!(status.code(), Some(130), "{status}");
     assert!(start.elapsed() < Duration::from_secs(5));

@@ -9,10 +9,11 @@ mod simulate;
 mod value;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use ggml_llada_npu::engine::cost_file;
 
 use crate::argv;
 use crate::error::Error;
@@ -235,7 +236,10 @@ impl GenerationArgs {
         let cost = self.diffusion.0.iter().find(|(key, _)| *key == "cost");
         [
             ("--model", Some(self.model.as_path())),
-            ("--diffusion-cost", cost.map(|(_, value)| Path::new(value))),
+            (
+                "--diffusion-cost",
+                cost.and_then(|(_, value)| cost_file(value)),
+            ),
         ]
     }
 }

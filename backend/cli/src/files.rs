@@ -1,10 +1,12 @@
 //! Files for results: which flags may name them, and how they are written.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 use crate::error::Error;
 
@@ -121,24 +123,40 @@ impl<'a> NewFile<'a> {
     /// # Errors
     /// [`Error::File`].
     pub(crate) fn write(self, content: &str) -> Result<(), Error> {
-        let in_place = || {
-            self.open()
-                .and_then(|mut file| file.write_all(content.as_bytes()))
+        self.put(content.as_bytes())
+            .map_err(|source| Error::unwritable(self.path, source))
+    }
+
+    fn put(&self, content: &[u8]) -> io::Result<()> {
+        let Some(file) = &self.existing else {
+            let mut new = temporary(self.path, None)?;
+            new.write_all(content)?;
+            new.persist(self.path)?;
+            return Ok(());
         };
-        let result = match &self.existing {
-            None => replace(self.path, 0o666, content),
-            Some(file) => match file.metadata() {
-                Ok(metadata) if metadata.is_file() => fs::canonicalize(self.path)
-                    .and_then(|path| replace(&path, metadata.mode() & 0o7777, content))
-                    .or_else(|error| match error.kind() {
-                        // The file may be written, and its directory not.
-                        io::ErrorKind::PermissionDenied => in_place(),
-                        _ => Err(error),
-                    }),
-                _ => in_place(),
-            },
+        let old = file.metadata()?;
+        if !old.is_file() {
+            return self.open()?.write_all(content);
+        }
+        // It may have been removed meanwhile.
+        let path = fs::canonicalize(self.path).unwrap_or_else(|_absent| self.path.to_owned());
+        let replaced = match temporary(&path, Some(&old)) {
+            Ok(mut new) => {
+                new.write_all(content)?;
+                new.persist(&path).map_err(|error| error.error)
+            }
+            Err(error) => Err(error),
         };
-        result.map_err(|source| Error::unwritable(self.path, source))
+        match replaced {
+            Ok(_new) => Ok(()),
+            // In place the old content would be lost and the new one not be written.
+            Err(error) if is_full(&error) => Err(error),
+            // The file may be written, and its directory not; nothing takes the place of a mount point.
+            Err(_) if Identity::of(&path) == Identity::of_file(&old) => {
+                self.open()?.write_all(content)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the file, empty.
@@ -157,16 +175,31 @@ impl<'a> NewFile<'a> {
     }
 }
 
-/// Puts a new file in the place of a path, which is no link.
-fn replace(path: &Path, mode: u32, content: &str) -> io::Result<()> {
+/// Makes the file that will take the place of a path, which is no link, and of the file that is there; what `old` allows to whom
+/// it allows, too.
+fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<NamedTempFile> {
     let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
-    let mut file = tempfile::Builder::new()
+    let file = tempfile::Builder::new()
         .prefix(".llada-npu-")
-        .permissions(fs::Permissions::from_mode(mode))
+        .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory.unwrap_or(Path::new(".")))?;
-    file.write_all(content.as_bytes())?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    if let Some(old) = old {
+        let new = file.as_file().metadata()?;
+        if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
+            fchown(&file, Some(old.uid()), Some(old.gid()))?;
+        }
+        // The mode that a file is made with goes through the umask.
+        file.as_file().set_permissions(old.permissions())?;
+    }
+    Ok(file)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    let kind = error.kind();
+    matches!(
+        kind,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// Opens a file for results where one is asked for.
@@ -212,12 +245,67 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         fs::write(&file, "old").unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        NewFile::create(&link).unwrap().write("new").unwrap();
-        assert!(link.symlink_metadata().unwrap().is_symlink());
-        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
-        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        // Less than new files have, and more than a usual umask leaves.
+        for mode in [0o600, 0o666] {
+            fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+            NewFile::create(&link).unwrap().write("new").unwrap();
+            assert!(link.symlink_metadata().unwrap().is_symlink());
+            assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+            assert_eq!(file.metadata().unwrap().mode() & 0o7777, mode);
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_is_written_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        // So long that there is a path for its file, and none for a longer name beside it; also for root.
+        let mut long = dir.path().to_owned();
+        while long.as_os_str().len() < 4000 {
+            long.push("d".repeat(9));
+        }
+        long.push("d".repeat(4092 - long.as_os_str().len() - 1));
+        fs::create_dir_all(&long).unwrap();
+        let path = long.join("f");
+        fs::write(&path, "what was there before").unwrap();
+        let inode = path.metadata().unwrap().ino();
+        assert!(temporary(&path, None).is_err());
+        NewFile::create(&path).unwrap().write("results").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "results");
+        assert_eq!(path.metadata().unwrap().ino(), inode);
+    }
+
+    #[test]
+    fn a_file_that_was_removed_meanwhile_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inner, path) = (dir.path().join("inner"), dir.path().join("inner/file"));
+        for without_directory in [false, true] {
+            fs::create_dir_all(&inner).unwrap();
+            fs::write(&path, "what was there before").unwrap();
+            let file = NewFile::create(&path).unwrap();
+            fs::remove_file(&path).unwrap();
+            if without_directory {
+                fs::remove_dir(&inner).unwrap();
+                assert!(file.write("results").is_err());
+            } else {
+                file.write("results").unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), "results");
+            }
+        }
+    }
+
+    #[test]
+    fn groups_outlive_new_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o664)).unwrap();
+        // Root alone may give a file to any group.
+        if std::os::unix::fs::chown(&file, None, Some(12345)).is_ok() {
+            NewFile::create(&file).unwrap().write("new").unwrap();
+            let new = file.metadata().unwrap();
+            assert_eq!((new.gid(), new.mode() & 0o7777), (12345, 0o664));
+        }
     }
 
     #[test]

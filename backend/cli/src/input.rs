@@ -12,6 +12,14 @@ const MAX_MIB: u64 = 256;
 /// What editors of Windows put in front of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
+/// Name of standard input, where it may be read in place of a file.
+const STDIN: &str = "-";
+
+/// Returns the file that a flag names, where it is not standard input.
+pub(crate) fn file(path: Option<&Path>) -> Option<&Path> {
+    path.filter(|path| path.as_os_str() != STDIN)
+}
+
 /// Reads a file of text, without a byte order mark; "-" is standard input where `or_stdin`.
 ///
 /// # Errors
@@ -22,7 +30,7 @@ pub(crate) fn read(path: &Path, or_stdin: bool) -> Result<Vec<u8>, Error> {
         what: "cannot be read",
         source,
     };
-    let bytes = if or_stdin && path.as_os_str() == "-" {
+    let bytes = if or_stdin && path.as_os_str() == STDIN {
         at_most(io::stdin().lock(), MAX_MIB << 20)
     } else {
         File::open(path).and_then(|file| at_most(file, MAX_MIB << 20))

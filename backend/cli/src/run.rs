@@ -9,6 +9,7 @@ use crate::display::{Display, Frame};
 use crate::error::Error;
 use crate::files;
 use crate::generation::{Engine, Generator, Observer, Outcome, Setup};
+use crate::input;
 use crate::interrupt;
 use crate::output;
 use crate::prompt::{self, PromptFormat, Request};
@@ -86,8 +87,11 @@ fn check_files(args: &RunArgs) -> Result<(), Error> {
     let inputs = [
         model,
         cost,
-        ("--file", args.file.as_deref()),
-        ("--system-prompt-file", args.system_prompt_file.as_deref()),
+        ("--file", input::file(args.file.as_deref())),
+        (
+            "--system-prompt-file",
+            input::file(args.system_prompt_file.as_deref()),
+        ),
     ];
     files::check_distinct(&outputs, &inputs)
 }

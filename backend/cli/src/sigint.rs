@@ -14,12 +14,22 @@ pub(crate) fn end_at_once() -> io::Result<()> {
     handle(end)
 }
 
-/// Installs a handler that does async-signal-safe things only.
+/// Installs a handler that does async-signal-safe things only; where SIGINT was ignored when the program started, as for a
+/// job in the background, it stays ignored.
 ///
 /// # Errors
 /// What the system says.
 pub(crate) fn handle(handler: extern "C" fn(c_int)) -> io::Result<()> {
     // SAFETY: an all-zero sigaction is valid: empty mask, no flags, default handler.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action nothing changes; the old one is written to `action`.
+    if unsafe { libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if action.sa_sigaction == libc::SIG_IGN {
+        return Ok(());
+    }
+    // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     #[expect(
         clippy::fn_to_numeric_cast_any,

@@ -1,6 +1,7 @@
 //! Cost tables from outside: of a file, or measured on the device.
 
 use std::borrow::Cow;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -16,17 +17,22 @@ const N_RUNS: usize = 3;
 /// Most bytes of a file with a table.
 const MAX_FILE_BYTES: u64 = 1 << 16;
 
+/// Returns the file that the value of the option `cost` names; `None` for a built-in table and for one that is written out.
+pub fn cost_file(value: &str) -> Option<&Path> {
+    let built_in = ["host", "npu", "measured"].contains(&value);
+    let path = Path::new(value);
+    (!built_in && path.is_file()).then_some(path)
+}
+
 /// Returns the value of an option as [`Params::set`](crate::decode::Params::set) takes it: where a cost table is a file, the
 /// table in it.
 ///
 /// # Errors
 /// [`EngineError::CostFile`] for a file that cannot be read.
 pub fn option_value<'a>(key: &str, value: &'a str) -> Result<Cow<'a, str>, EngineError> {
-    let built_in = ["host", "npu", "measured"].contains(&value);
-    let path = std::path::Path::new(value);
-    if key != "cost" || built_in || !path.is_file() {
+    let Some(path) = cost_file(value).filter(|_| key == "cost") else {
         return Ok(Cow::Borrowed(value));
-    }
+    };
     let wrong = |source| EngineError::CostFile {
         path: path.to_owned(),
         source,
@@ -100,6 +106,10 @@ mod tests {
         assert_eq!(option_value("suffix", name).unwrap(), name);
         assert_eq!(option_value("cost", "npu").unwrap(), "npu");
         assert_eq!(option_value("cost", "1:2").unwrap(), "1:2");
+        assert_eq!(cost_file(name), Some(path.as_path()));
+        for value in ["host", "npu", "measured", "1:2"] {
+            assert_eq!(cost_file(value), None);
+        }
         std::fs::write(&path, vec![b' '; 1 << 17]).unwrap();
         assert!(option_value("cost", name).is_err());
         std::fs::remove_file(&path).unwrap();

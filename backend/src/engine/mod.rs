@@ -36,7 +36,7 @@ mod target;
 mod thread;
 
 pub use batch::{BatchOutcome, BatchPrompt, MAX_N_SEATS};
-pub use cost::option_value;
+pub use cost::{cost_file, option_value};
 pub use error::{EngineError, PlanError};
 pub use forward::{Delay, Logits, Path};
 pub use kv::KvType;

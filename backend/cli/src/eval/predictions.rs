@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::files::NewFile;
-
 use crate::tasks::Task;
 
 /// One line.

@@ -124,11 +124,26 @@ fn check_flags(args: &SimulateArgs) -> Result<(), Error> {
         ("--csv", args.csv.as_deref()),
         ("--plot", args.plot.as_deref()),
     ];
-    let inputs = [
-        ("--model", Some(args.model.as_path())),
-        ("--trace", args.trace.as_deref()),
-    ];
+    let inputs = [("--model", model_file(args)), ("--trace", trace_file(args))];
     files::check_distinct(&outputs, &inputs)
+}
+
+/// Returns the model where it is a file.
+fn model_file(args: &SimulateArgs) -> Option<&Path> {
+    let model = args.model.as_path();
+    let is_name = |name| {
+        !matches!(
+            ModelShape::named(name, GgmlType::F16),
+            Err(ShapeError::Name)
+        )
+    };
+    (!model.to_str().is_some_and(is_name)).then_some(model)
+}
+
+/// Returns the file with the pace of decisions, where it is not the published one.
+fn trace_file(args: &SimulateArgs) -> Option<&Path> {
+    let trace = args.trace.as_deref();
+    trace.filter(|path| *path != Path::new("published"))
 }
 
 /// Returns the setting, and the type of the weights where the model has no file.
@@ -146,11 +161,7 @@ fn setting(args: &SimulateArgs) -> Result<(Setting, Option<GgmlType>), Error> {
     check_lengths(&setting, args.sweep.filter(|_| quant.is_some()))?;
     setting.policy = args.policy.unwrap_or(setting.policy);
     setting.revision_rides = args.revision_path == RevisionPath::Dense;
-    if let Some(path) = args
-        .trace
-        .as_deref()
-        .filter(|path| *path != Path::new("published"))
-    {
+    if let Some(path) = trace_file(args) {
         setting.trace = trace_file::read(path)?;
     }
     let machine = &mut setting.machine;
