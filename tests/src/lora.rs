@@ -16,12 +16,12 @@ const MAX_NMSE: f64 = 1e-5;
 /// Adapters by number, each with its scale.
 pub type Run<'a> = &'a [(usize, f32)];
 
-/// A model, and random adapters for it: two of ranks that have the same room, one for some matrices alone.
+/// A model, and random adapters for it: two of ranks that have the same room, two for some matrices alone.
 #[derive(Debug)]
 pub struct Adapted {
     numpy: Numpy,
     model: PathBuf,
-    adapters: [PathBuf; 3],
+    adapters: [PathBuf; 4],
     tokens: Vec<i32>,
 }
 
@@ -38,6 +38,7 @@ impl Adapted {
             "--rank 16 --seed 1",
             "--rank 12 --alpha 24 --type F32 --seed 2",
             "--rank 9 --alpha 0 --only attn_(q|v) --seed 3",
+            "--rank 8 --alpha 0 --only attn_output --seed 4",
         ]
         .map(|arguments| numpy.adapter(&model, arguments));
         numpy.run();

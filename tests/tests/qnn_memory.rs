@@ -20,6 +20,7 @@ use libloading::Library;
 use llada_npu_tests::engine::{load, params, target};
 use llada_npu_tests::files::{prompts, trained};
 use llada_npu_tests::llama::Llama;
+use llada_npu_tests::lora::{Adapted, Run};
 use llada_npu_tests::qnn::{Answer, Qnn, answer_of_host};
 
 const PROMPT: &str = "Spell: 46881";
@@ -63,12 +64,32 @@ fn contexts_go_through_the_budget_and_the_text_stays() {
             assert!(n_maps >= number("contexts"), "{what}");
             assert_eq!(n_maps, number("context_unmaps"), "{what}");
             assert_eq!(number("shared") > 0, faults == "memory", "{what}");
-            // Tiles of what QNN computes are not mapped beside: all that is mapped are contexts, and what has none.
-            let said = answer.finished.stderr.lines();
-            let n_lines = said.filter(|line| line.contains(" maps (")).count();
-            assert!(n_lines > 0, "{what}");
         }
     }
+}
+
+/// Weights of products in the model: seven in each of six layers, and the output matrix.
+const N_WEIGHTS: u64 = 6 * 7 + 1;
+
+#[test]
+fn tiles_of_what_contexts_hold_are_not_mapped_beside() {
+    let qnn = Qnn::fault();
+    let run = |accel: &str| {
+        // Everything fits, so that it is mapped once.
+        let settings = [("LLADA_NPU_BUDGET", "64"), ("LLADA_NPU_ACCEL", accel)];
+        let answer = qnn.answer("q4_0", PROMPT, &settings);
+        let log = answer.finished.stderr.clone();
+        let (before, _) = log.split_once(" maps (").expect("the runtime's line");
+        let n_maps: u64 = before.split(' ').next_back().unwrap().parse().unwrap();
+        (n_maps, answer)
+    };
+    let (n_of_host, _) = run("host");
+    let (n_maps, answer) = run("qnn");
+    let expected = answer_of_host("q4_0", PROMPT);
+    let number = check(&answer, expected.text(), "64 MiB");
+    let n_context_maps = number("context_maps");
+    assert!(n_context_maps > 0);
+    assert_eq!(n_maps, n_of_host - N_WEIGHTS + n_context_maps);
 }
 
 #[test]
@@ -102,6 +123,9 @@ fn what_goes_wrong_while_contexts_come_and_go_costs_no_text() {
         ];
         let answer = qnn.answer("q4_0", PROMPT, &settings);
         let number = check(&answer, expected.text(), &fault);
+        let (n_maps, n_unmaps) = (number("context_maps"), number("context_unmaps"));
+        assert_eq!(n_maps, n_unmaps, "{fault}");
+        assert!(number("peak_mapped_bytes") <= 1 << 20, "{fault}");
         let warnings = answer.warnings();
         assert!(warnings.len() as u64 <= n_warnings, "{fault}: {warnings:?}");
         let has_refused = number("refused") + number("overflows") > 0;
@@ -112,6 +136,26 @@ fn what_goes_wrong_while_contexts_come_and_go_costs_no_text() {
             answer.finished.stderr
         );
     }
+}
+
+#[test]
+fn factors_that_no_graph_takes_change_no_plan() {
+    let eval = env!("CARGO_BIN_EXE_lora-eval");
+    let files = Adapted::make(Some("--arch llada --shape small --type F16"));
+    let scratch = tempfile::tempdir().unwrap();
+    let n_maps = |n: usize| {
+        // Beyond half floats; what comes after it is normalised.
+        let run: Run<'_> = &[(3, 1e16)];
+        let (qnn, budget) = (Qnn::fault(), [("LLADA_NPU_BUDGET", "64")]);
+        let log = files.eval(eval, &vec![run; n], scratch.path(), &qnn, &budget);
+        assert!(log.number("refused") > 0.0, "{log:?}");
+        assert_eq!(log.number("overflows"), 0.0, "{log:?}");
+        log.number("context_maps")
+    };
+    let first = n_maps(1);
+    assert!(first > 0.0);
+    // All fit, so that they stay from graph to graph.
+    assert_eq!(n_maps(4), first);
 }
 
 #[test]

@@ -306,11 +306,17 @@ impl Library {
         })
     }
 
-    /// Runs a call in a destructor, where a failure can only be logged.
-    pub(super) fn call_on_drop(&self, call: &'static str, body: impl FnOnce() -> sys::Status) {
-        if let Err(failure) = self.call(call, body) {
+    /// Runs a call in a destructor, where a failure can only be logged; tells whether it went well.
+    pub(super) fn call_on_drop(
+        &self,
+        call: &'static str,
+        body: impl FnOnce() -> sys::Status,
+    ) -> bool {
+        let result = self.call(call, body);
+        if let Err(failure) = &result {
             ::log::warn!("{failure}");
         }
+        result.is_ok()
     }
 
     /// The library's text for an error.

@@ -1,6 +1,7 @@
 //! Registrations of shared memory with contexts, so that inputs and outputs of executions are not copied.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::{Arc, MutexGuard};
 
@@ -72,10 +73,14 @@ impl MemHandle {
             // long as the registration; one handle is written.
             unsafe { register(context.handle(), &raw const descriptor, 1, &raw mut handle) }
         })?;
+        let handle = super::library::not_null(call, handle).inspect_err(|_| {
+            // Registered, by its word, and nothing to give back.
+            let _kept_for_good = ManuallyDrop::new(Arc::clone(buffer));
+        })?;
         Ok(Self {
             context: context.clone(),
             buffer: Arc::clone(buffer),
-            handle: super::library::not_null(call, handle)?,
+            handle,
             size_bytes: ty.size_bytes(),
         })
     }
@@ -98,6 +103,21 @@ impl MemHandle {
         })
     }
 
+    /// Gives the registration back, once; tells whether the library took it.
+    fn give_back(&self) -> bool {
+        let library = self.context.library();
+        let Some(de_register) = library.table().mem_de_register else {
+            return false;
+        };
+        let Some(_setup) = library.setup_on_drop("memDeRegister") else {
+            return false;
+        };
+        library.call_on_drop("memDeRegister", || {
+            // SAFETY: one handle of memRegister's, freed once, before its context; an execution that uses it borrows it.
+            unsafe { de_register(&raw const self.handle, 1) }
+        })
+    }
+
     /// The handle, for a graph of the context that it was registered with.
     pub(super) fn handle(&self, context: &Context) -> Result<sys::Handle, Error> {
         if !self.context.is(context) {
@@ -112,16 +132,9 @@ impl MemHandle {
 
 impl Drop for MemHandle {
     fn drop(&mut self) {
-        let library = self.context.library();
-        let Some(de_register) = library.table().mem_de_register else {
-            return;
-        };
-        let Some(_setup) = library.setup_on_drop("memDeRegister") else {
-            return;
-        };
-        library.call_on_drop("memDeRegister", || {
-            // SAFETY: one handle of memRegister's, freed once, before its context; an execution that uses it borrows it.
-            unsafe { de_register(&raw const self.handle, 1) }
-        });
+        if !self.give_back() {
+            // The library may have the memory still: it stays, as the registration does.
+            let _kept_for_good = ManuallyDrop::new(Arc::clone(&self.buffer));
+        }
     }
 }

@@ -224,7 +224,7 @@ impl Drop for SharedBuffer {
     fn drop(&mut self) {
         match &self.owner {
             Owner::Rpcmem { rpcmem, .. } => {
-                // SAFETY: memory of `rpcmem_alloc`, freed once; registrations hold this, so that none is left.
+                // SAFETY: memory of `rpcmem_alloc`, freed once; registrations hold this, for good where one was not given back, so that none is left.
                 unsafe { (rpcmem.free)(self.base.as_ptr().cast()) };
             }
             Owner::Memfd(_) => {

@@ -497,3 +497,94 @@ fn while_one_instance_makes_segments_ready_others_do_not_wait_for_what_they_need
     drop((first, second, third, session));
     assert_eq!((fault.alive(), fault.violations()), (0, 0));
 }
+
+#[test]
+fn what_one_budget_leaves_to_the_host_others_compute() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    let session = open(&fault, Some(cache.path()));
+    let instance = |budget_bytes: Option<u64>| {
+        let host = Host::new(1).unwrap();
+        let mut qnn = Qnn::new(host, Arc::clone(&session)).within(budget_bytes);
+        model.prepare(&mut qnn);
+        qnn
+    };
+    let which = |qnn: &Qnn| -> Vec<bool> {
+        let all = 0..N_CONTEXTS;
+        all.map(|i| qnn.needs(i).is_some()).collect()
+    };
+    let small = instance(Some(1000));
+    assert_eq!(which(&small), [false; N_CONTEXTS]);
+    assert_eq!(fault.calls("graphFinalize"), 0);
+    // It is not tried again for the same budget.
+    assert_eq!(which(&instance(Some(1000))), [false; N_CONTEXTS]);
+    assert_eq!(session.report().refused.values().sum::<u64>(), 6);
+    let mut large = instance(Some(BUDGET_BYTES));
+    assert_eq!(which(&large), [true; N_CONTEXTS]);
+    large.leave(0, &"too large together");
+    assert!(!model.start(&mut large, 0));
+    let mut all = instance(None);
+    for i in 0..N_CONTEXTS {
+        assert!(model.start(&mut all, i), "{i}");
+        model.check(&mut all, i);
+    }
+    // Contexts are there now, so that it could.
+    model.prepare(&mut large);
+    assert!(!model.start(&mut large, 0) && model.start(&mut large, 1));
+    let n = fault.calls("graphExecute");
+    fault.set(&format!("wrong nan after {n}"));
+    assert!(!model.start(&mut large, 1));
+    fault.set("");
+    model.prepare(&mut large);
+    assert_eq!(which(&large), [false, false, true, true, true, true]);
+    assert!(model.start(&mut all, 0) && model.start(&mut all, 1));
+    drop((small, large, all));
+    drop(session);
+    assert_eq!((fault.alive(), fault.violations()), (0, 0));
+}
+
+#[test]
+fn instances_without_a_budget_wait_for_contexts_that_were_laid_aside() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    let session = open(&fault, Some(cache.path()));
+    let instance = || Qnn::new(Host::new(1).unwrap(), Arc::clone(&session));
+    model.prepare(&mut instance().within(Some(BUDGET_BYTES)));
+    let _while_made = fault.peak_bytes();
+    assert_eq!(fault.peak_bytes(), 0);
+    fault.set("slow contextCreateFromBinary 50");
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut qnn = instance();
+                model.prepare(&mut qnn);
+                for i in 0..N_CONTEXTS {
+                    assert!(model.start(&mut qnn, i), "{i}");
+                    model.check(&mut qnn, i);
+                }
+            });
+        }
+    });
+    let report = session.report();
+    assert_eq!(report.refused.len(), 0);
+    assert_eq!(report.n_context_maps, N_CONTEXTS as u64);
+}
+
+#[test]
+fn contexts_of_segments_that_are_given_up_are_counted_as_freed() {
+    let model = Model::new();
+    let (fault, cache) = (Fault::new(""), tempfile::tempdir().unwrap());
+    let mut device = Device::new(&fault, &model, Policy::Lru, Some(cache.path()));
+    device.step(&model, N_CONTEXTS).unwrap();
+    let n = fault.calls("graphExecute");
+    fault.set(&format!("fail graphExecute 6000 after {}", n + 3));
+    let computed = device.step(&model, N_CONTEXTS).unwrap();
+    assert_eq!(computed, [true, true, true, false, false, false]);
+    let (report, peak) = (device.report(), fault.peak_bytes());
+    assert!(report.peak_mapped_bytes <= device.budget_bytes);
+    assert!(report.mapped_bytes <= peak, "{report:?}");
+    device.runtime.finish();
+    let report = device.report();
+    assert_eq!(report.n_context_maps, report.n_context_unmaps);
+    assert_eq!(report.mapped_bytes, 0);
+}

@@ -71,6 +71,7 @@ fn executions_use_registered_buffers_without_a_copy() {
     assert_eq!(fault.shared(), 6);
     drop((x_memory, y_memory, twice, foreign, other, graph, context));
     assert_eq!(fault.calls("memDeRegister"), 4);
+    assert_eq!([&x_buffer, &y_buffer].map(Arc::strong_count), [1, 1]);
     assert_eq!((fault.alive(), fault.violations()), (0, 0));
 }
 
@@ -104,6 +105,12 @@ fn buffers_are_given_back_while_other_graphs_run() {
     while fault.calls("contextCreate") == n {
         std::thread::yield_now();
     }
+    let (buffer, n_owners) = (
+        Arc::clone(shared.buffer()),
+        Arc::strong_count(shared.buffer()),
+    );
     drop(shared);
     assert_eq!((fault.calls("memDeRegister"), fault.violations()), (1, 0));
+    // What the library may still have is not freed.
+    assert_eq!(Arc::strong_count(&buffer), n_owners);
 }

@@ -60,6 +60,7 @@ pub use probe::{Finding, FindingKind, probe};
 pub use report::Report;
 pub use rows::{Piece, RowCounts};
 pub use session::Session;
+use session::{Left, Within};
 pub use settings::Settings;
 pub use weight::{LowerError, QnnType, Weight, WeightData};
 
@@ -79,6 +80,9 @@ pub struct Qnn {
     /// The factors of their additions, by weight; `None` for a segment with factors that graphs do not take.
     factors: Vec<Option<Vec<Option<Factors>>>>,
     factor_cache: FactorCache,
+    /// The contexts of each segment, where there is a budget; `None` where the host computes it.
+    needs: Vec<Option<Vec<ContextNeed>>>,
+    left: Left,
     /// Results that are not written yet, by segment.
     results: Vec<Vec<Vec<f32>>>,
 }
@@ -94,6 +98,8 @@ impl Qnn {
             segments: Vec::new(),
             factors: Vec::new(),
             factor_cache: FactorCache::default(),
+            needs: Vec::new(),
+            left: Left::default(),
             results: Vec::new(),
         }
     }
@@ -158,29 +164,42 @@ impl SegmentAccelerator for Qnn {
         self.results.clear();
         self.results.resize(segments.len(), Vec::new());
         self.factors.clear();
+        let budget_bytes = self.budget_bytes;
         if self.session.is_alive() {
-            let budget_bytes = self.budget_bytes;
             self.session
                 .prepare(segments, weights, read, is_aborted, budget_bytes);
             self.factors = self.factor_cache.of_graph(segments, weights, read);
             self.session.refuse_factors(self.factor_cache.take_failed());
         }
+        self.needs.clear();
+        if budget_bytes.is_some() {
+            let has_factors = |i: usize| self.factors.get(i).is_some_and(Option::is_some);
+            let needs = |(i, segment): (usize, &Dense)| {
+                let needs = self.session.needs(segment, &self.left);
+                needs.filter(|_| has_factors(i) && self.session.is_alive())
+            };
+            self.needs = segments.iter().enumerate().map(needs).collect();
+        }
     }
 
     fn is_prepared(&self, segments: &[Dense], weights: &PlainGuard<'_>) -> bool {
-        !self.session.is_alive() || self.session.is_prepared(segments, weights)
+        let budget_bytes = self.budget_bytes;
+        !self.session.is_alive() || self.session.is_prepared(segments, weights, budget_bytes)
     }
 
     fn needs(&self, i: usize) -> Option<Vec<ContextNeed>> {
-        let segment = self.segments.get(i)?;
-        self.session
-            .needs(segment)
-            .filter(|_| self.session.is_alive())
+        let (segment, needs) = (self.segments.get(i)?, self.needs.get(i)?.as_ref()?);
+        let is_alive = self.session.is_alive();
+        let is_ready = is_alive && self.session.needs(segment, &self.left).is_some();
+        is_ready.then(|| needs.clone())
     }
 
     fn leave(&mut self, i: usize, reason: &dyn std::fmt::Display) {
         if let Some(segment) = self.segments.get(i) {
-            self.session.leave(segment, reason);
+            self.session.leave(segment, &mut self.left, reason);
+        }
+        if let Some(needs) = self.needs.get_mut(i) {
+            *needs = None;
         }
     }
 
@@ -195,9 +214,17 @@ impl SegmentAccelerator for Qnn {
         let Some(factors) = self.factors.get(i).and_then(Option::as_ref) else {
             return false;
         };
-        let is_for_good = self.budget_bytes.is_some();
+        let mut within = None;
+        if self.budget_bytes.is_some() {
+            // What has no needs has no contexts there.
+            let Some(Some(needs)) = self.needs.get(i) else {
+                return false;
+            };
+            let left = &mut self.left;
+            within = Some(Within { needs, left });
+        }
         let results =
-            gather(segment, x).and_then(|x| self.session.run(segment, x, factors, is_for_good));
+            gather(segment, x).and_then(|x| self.session.run(segment, x, factors, within));
         let is_done = results.is_some();
         self.results[i] = results.unwrap_or_default();
         is_done

@@ -29,6 +29,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use llada_npu_ffi::qnn::Error;
 
 use live::{Contexts, Held};
+pub(super) use mapping::Left;
+pub(super) use run::Within;
 
 use super::cache::ContextCache;
 use super::engine::{Engine, GraphElements, Identity, Loader};
@@ -103,9 +105,17 @@ struct Entry {
     watches: Vec<Arc<Watch>>,
     /// `None`: refused.
     parts: Option<Arc<Vec<Ready>>>,
+    /// The budget within which it was refused, where nothing else speaks against it.
+    too_large_for: Option<u64>,
 }
 
 impl Entry {
+    /// Tells whether there is nothing to find out for an instance with such a budget.
+    fn is_known_to(&self, budget_bytes: Option<u64>) -> bool {
+        let is_refused = |within| budget_bytes.is_some_and(|bytes| bytes <= within);
+        self.too_large_for.is_none_or(is_refused)
+    }
+
     fn is_stale(&self) -> bool {
         self.watches.iter().any(|watch| watch.has_changed())
     }
@@ -258,6 +268,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        self.free_unused();
         let report = self.report();
         log::debug!("QNN: {report}");
         for (reason, n) in &report.refused {

@@ -3,11 +3,11 @@
 //!
 //! Graphs run one after the other, so that those whose tensors have the same size and place in the order of arguments use the
 //! same buffer. A buffer is registered once with every context that is there, when the context comes, and given back before it
-//! goes. Where the library registers nothing (Qualcomm's emulation does not), all are plain; that is found out once.
+//! goes; one that is registered with none is freed. Where the library registers nothing (Qualcomm's emulation does not), all are plain; that is found out once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use llada_npu_ffi::qnn::{
     Context, Error, ErrorCode, MemHandle, SharedAllocator, SharedBuffer, TensorType,
@@ -120,29 +120,57 @@ impl Pool {
         }
     }
 
-    fn buffer(&self, which: Use) -> Option<Arc<SharedBuffer>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Sharing::Untried = state.sharing {
-            state.sharing = Sharing::Works(SharedAllocator::find());
+    /// Gives buffers back that are registered with no context any more.
+    pub(super) fn tidy(&self) {
+        let mut state = self.lock();
+        let unused = state
+            .buffers
+            .extract_if(|_, buffer| Arc::strong_count(buffer) == 1);
+        let unused: Vec<_> = unused.collect();
+        // Drivers are not called under the lock, which two threads take.
+        drop(state);
+        drop(unused);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns where memory comes from, and looks for it when that is asked first.
+    fn allocator(&self) -> Option<SharedAllocator> {
+        match &self.lock().sharing {
+            Sharing::Works(allocator) => return Some(allocator.clone()),
+            Sharing::Refused => return None,
+            Sharing::Untried => {}
         }
-        let Sharing::Works(allocator) = &state.sharing else {
-            return None;
-        };
-        if let Some(buffer) = state.buffers.get(&which) {
-            return Some(Arc::clone(buffer));
+        let found = SharedAllocator::find();
+        let mut state = self.lock();
+        if let Sharing::Untried = state.sharing {
+            state.sharing = Sharing::Works(found.clone());
+        }
+        matches!(state.sharing, Sharing::Works(_)).then_some(found)
+    }
+
+    fn buffer(&self, which: Use) -> Option<Arc<SharedBuffer>> {
+        let allocator = self.allocator()?;
+        let kept = self.lock().buffers.get(&which).cloned();
+        if kept.is_some() {
+            return kept;
         }
         match allocator.allocate(which.2) {
             Ok(buffer) => {
                 let buffer = Arc::new(buffer);
-                state.buffers.insert(which, Arc::clone(&buffer));
-                Some(buffer)
+                // The other thread may have been faster.
+                let mut state = self.lock();
+                let kept = state.buffers.entry(which);
+                Some(Arc::clone(kept.or_insert_with(|| Arc::clone(&buffer))))
             }
             Err(error) => {
                 log::info!(
                     "QNN: no more shared memory ({}): {error}; other inputs and outputs are copied",
                     allocator.name()
                 );
-                state.sharing = Sharing::Refused;
+                self.lock().sharing = Sharing::Refused;
                 None
             }
         }
@@ -150,7 +178,7 @@ impl Pool {
 
     /// Shares no more from now on; what is shared stays so.
     fn refuse(&self, error: &Error) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         if matches!(state.sharing, Sharing::Refused) {
             return;
         }
@@ -166,5 +194,27 @@ impl Pool {
             level,
             "QNN: shared memory is not registered, inputs and outputs are copied: {error}"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_kept_as_long_as_somebody_has_them() {
+        let pool = Pool::default();
+        let which = |size_bytes| (Side::Input, 0, size_bytes);
+        let (first, other) = (pool.buffer(which(64)), pool.buffer(which(128)));
+        let (first, other) = (first.unwrap(), other.unwrap());
+        assert!(Arc::ptr_eq(&first, &pool.buffer(which(64)).unwrap()));
+        drop(other);
+        pool.tidy();
+        let kept: Vec<Use> = pool.lock().buffers.keys().copied().collect();
+        assert_eq!(kept, [which(64)]);
+        assert!(Arc::ptr_eq(&first, &pool.buffer(which(64)).unwrap()));
+        drop(first);
+        pool.tidy();
+        assert!(pool.lock().buffers.is_empty());
     }
 }

@@ -117,6 +117,7 @@ impl Shelf {
     pub(super) fn free(&self, number: u64) {
         let loaded = lock(&self.contexts).remove(&number);
         drop(loaded);
+        self.pool.tidy();
     }
 }
 

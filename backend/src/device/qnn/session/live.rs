@@ -26,7 +26,15 @@ struct Lists {
     /// Contexts that are held, and the bytes of their binaries, 0 where they are not known.
     held: BTreeMap<u64, (Weak<Share>, u64)>,
     /// Contexts that are there and that nobody holds, to be freed.
-    unused: Vec<u64>,
+    unused: Vec<Unused>,
+}
+
+/// A context that is there and that nobody holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unused {
+    pub(super) context: u64,
+    /// See [`Residence::mapped_bytes`].
+    pub(super) mapped_bytes: Option<u64>,
 }
 
 /// Bytes of a context binary: a mapped file, or memory.
@@ -61,22 +69,25 @@ struct Share {
 pub(super) struct Residence {
     pub(super) binary: Option<Binary>,
     pub(super) is_there: bool,
+    /// The bytes that it was counted with when it was made from its binary, until it is counted as freed.
+    pub(super) mapped_bytes: Option<u64>,
     pub(super) n_users: usize,
     /// One of the users never lets it go.
     pub(super) is_pinned: bool,
 }
 
 impl Contexts {
-    /// Holds a context that was made now.
-    pub(super) fn hold(&self, context: u64) -> Held {
+    /// Holds a context that was made now; `is_pinned`: for a user who never lets it go.
+    pub(super) fn hold(&self, context: u64, is_pinned: bool) -> Held {
         let share = Arc::new(Share {
             context,
             lists: Arc::clone(&self.0),
             residence: Mutex::new(Residence {
                 binary: None,
                 is_there: true,
-                n_users: 0,
-                is_pinned: false,
+                mapped_bytes: None,
+                n_users: usize::from(is_pinned),
+                is_pinned,
             }),
         });
         let entry = (Arc::downgrade(&share), 0);
@@ -95,7 +106,7 @@ impl Contexts {
     }
 
     /// Returns the contexts that have to be freed, once.
-    pub(super) fn take_unused(&self) -> Vec<u64> {
+    pub(super) fn take_unused(&self) -> Vec<Unused> {
         std::mem::take(&mut lock(&self.0).unused)
     }
 
@@ -134,11 +145,17 @@ impl Held {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let is_there = lock(&self.residence).is_there;
+        let (is_there, mapped_bytes) = {
+            let residence = lock(&self.residence);
+            (residence.is_there, residence.mapped_bytes)
+        };
         let mut lists = lock(&self.lists);
         lists.held.remove(&self.context);
         if is_there {
-            lists.unused.push(self.context);
+            lists.unused.push(Unused {
+                context: self.context,
+                mapped_bytes,
+            });
         }
     }
 }
@@ -150,17 +167,26 @@ mod tests {
     #[test]
     fn the_last_holder_gives_a_context_back_once() {
         let contexts = Contexts::default();
-        let (first, other) = (contexts.hold(3), contexts.hold(4));
+        let (first, other) = (contexts.hold(3, false), contexts.hold(4, true));
+        assert_eq!(
+            (first.residence().n_users, other.residence().n_users),
+            (0, 1)
+        );
         first.set_size(100);
+        first.residence().mapped_bytes = Some(100);
         let second = contexts.get(3).unwrap();
         drop(first);
         assert_eq!((contexts.count(), second.size_bytes()), ((2, 100), 100));
-        assert_eq!(contexts.take_unused(), [0; 0]);
+        assert_eq!(contexts.take_unused(), []);
         drop(second);
         assert_eq!(contexts.count(), (1, 0));
         assert!(contexts.get(3).is_none());
-        assert_eq!(contexts.take_unused(), [3]);
-        assert_eq!(contexts.take_unused(), [0; 0]);
+        let unused = Unused {
+            context: 3,
+            mapped_bytes: Some(100),
+        };
+        assert_eq!(contexts.take_unused(), [unused]);
+        assert_eq!(contexts.take_unused(), []);
         assert_eq!(other.context(), 4);
         // What is not there need not be freed.
         other.residence().is_there = false;

@@ -24,16 +24,34 @@ struct Source {
     is_loaded: bool,
 }
 
+/// Why a part is not ready: for good (`None`), or within a budget of at most so many bytes.
+pub(super) type Refused = Option<u64>;
+
+/// The parts of a segment, or why one is not ready.
+pub(super) type Whole = Result<Arc<Vec<Ready>>, Refused>;
+
+impl PartError {
+    /// Tells whom it is refused to.
+    fn refused(&self) -> Refused {
+        match self {
+            Self::TooLarge { budget_bytes, .. } => Some(*budget_bytes),
+            // Who has no budget does not ask for it again.
+            Self::NoBinary => Some(u64::MAX),
+            _ => None,
+        }
+    }
+}
+
 impl Session {
-    /// Makes a group of parts ready, in one context; `None` for each that is refused.
+    /// Makes a group of parts ready, in one context, or tells why not.
     pub(super) fn make(
         &self,
         group: &[Unit],
         segments: &[Dense],
         read: &mut ReadWeight<'_>,
         budget_bytes: Option<u64>,
-    ) -> Vec<Option<Ready>> {
-        let mut results: Vec<Option<Ready>> = vec![None; group.len()];
+    ) -> Vec<Result<Ready, Refused>> {
+        let mut results: Vec<Result<Ready, Refused>> = vec![Err(None); group.len()];
         let mut left: Vec<usize> = (0..group.len()).collect();
         // Whether a file may be taken: one whose graphs compute wrong numbers is made anew, once.
         let mut may_load = true;
@@ -42,7 +60,9 @@ impl Session {
             let source = match self.context(&units, segments, read, may_load, budget_bytes) {
                 Ok(source) => source,
                 Err((index, error)) => {
-                    let unit = &group[left.remove(index)];
+                    let i = left.remove(index);
+                    let unit = &group[i];
+                    results[i] = Err(error.refused());
                     self.refuse(&name(&segments[unit.segment], unit), &error);
                     continue;
                 }
@@ -71,6 +91,7 @@ impl Session {
                 if let Some(Err(error)) = laid_aside {
                     for i in left {
                         let unit = &group[i];
+                        results[i] = Err(error.refused());
                         self.refuse(&name(&segments[unit.segment], unit), &error);
                     }
                     return results;
@@ -78,7 +99,7 @@ impl Session {
             }
             for (&i, checked) in left.iter().zip(checked) {
                 match checked {
-                    Ok(ready) if is_whole => results[i] = Some(ready),
+                    Ok(ready) if is_whole => results[i] = Ok(ready),
                     Ok(_made_anew) => {}
                     Err(error) => {
                         let unit = &group[i];
@@ -122,7 +143,7 @@ impl Session {
         }
         let key = self.key(units, segments, read)?;
         if may_load && let Some((made, bytes)) = self.load(&key, units.len()) {
-            let held = self.contexts.hold(made.context);
+            let held = self.contexts.hold(made.context, budget_bytes.is_none());
             held.set_size((*bytes).as_ref().len() as u64);
             if budget_bytes.is_some() {
                 let key = key.clone();
@@ -158,7 +179,7 @@ impl Session {
         report.n_graphs_built += made.graphs.len() as u64;
         report.finalize += made.finalize;
         Ok(Source {
-            held: self.contexts.hold(made.context),
+            held: self.contexts.hold(made.context, budget_bytes.is_none()),
             made,
             key,
             is_loaded: false,

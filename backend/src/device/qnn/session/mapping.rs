@@ -1,16 +1,37 @@
 //! Contexts come and go as the memory runtime says.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
-use super::live::{Binary, Held};
-use super::{PartError, Ready, Session, lock};
+use super::live::{Binary, Held, Residence};
+use super::{Key, PartError, Ready, Session, lock};
 use crate::device::{ContextNeed, Contexts, Dense};
 
+/// Segments that one instance leaves to the host, though others may compute them: as they are now, until they are made anew.
+#[derive(Debug, Default)]
+pub(in super::super) struct Left(HashMap<Key, Weak<Vec<Ready>>>);
+
+impl Left {
+    pub(super) fn insert(&mut self, key: Key, parts: &Arc<Vec<Ready>>) {
+        self.0.retain(|_, parts| parts.strong_count() > 0);
+        self.0.insert(key, Arc::downgrade(parts));
+    }
+
+    fn has(&self, key: &Key, parts: &Arc<Vec<Ready>>) -> bool {
+        let left = self.0.get(key);
+        left.is_some_and(|left| std::ptr::eq(left.as_ptr(), Arc::as_ptr(parts)))
+    }
+}
+
 impl Session {
-    /// Makes a context for one more user, if it is not there yet.
-    pub(super) fn bring(&self, held: &Held) -> Result<(), PartError> {
+    /// Makes a context for one more user, if it is not there yet. Where that fails, the user counts all the same.
+    fn bring(&self, held: &Held) -> Result<(), PartError> {
         let mut residence = held.residence();
         residence.n_users += 1;
+        self.make_again(held, &mut residence)
+    }
+
+    fn make_again(&self, held: &Held, residence: &mut Residence) -> Result<(), PartError> {
         if residence.is_there {
             return Ok(());
         }
@@ -22,6 +43,7 @@ impl Session {
         });
         loaded??;
         residence.is_there = true;
+        residence.mapped_bytes = Some(size_bytes);
         lock(&self.report).came(size_bytes);
         Ok(())
     }
@@ -33,7 +55,9 @@ impl Session {
         if residence.n_users == 0 && residence.is_there {
             self.free(held.context());
             residence.is_there = false;
-            lock(&self.report).went(held.size_bytes());
+            if let Some(size_bytes) = residence.mapped_bytes.take() {
+                lock(&self.report).went(size_bytes);
+            }
         }
     }
 
@@ -60,13 +84,18 @@ impl Session {
     pub(super) fn pin(&self, parts: &[Ready]) {
         for ready in parts {
             let held = &ready.context;
-            {
-                let mut residence = held.residence();
-                if std::mem::replace(&mut residence.is_pinned, true) {
-                    continue;
-                }
+            let mut residence = held.residence();
+            if residence.is_pinned {
+                continue;
             }
-            if let Err(error) = self.bring(held) {
+            // Under the same guard: who finds it pinned finds it there.
+            let made = self.make_again(held, &mut residence);
+            if made.is_ok() {
+                residence.is_pinned = true;
+                residence.n_users += 1;
+            }
+            drop(residence);
+            if let Err(error) = made {
                 self.lose(held.context(), &error);
             }
         }
@@ -95,10 +124,14 @@ impl Session {
         self.tidy(&mut state);
     }
 
-    /// Returns which contexts a segment needs, each once; `None` where the host computes it.
-    pub(in super::super) fn needs(&self, segment: &Dense) -> Option<Vec<ContextNeed>> {
+    /// Returns which contexts a segment needs, each once; `None` where the host computes it, for all or for who left it.
+    pub(in super::super) fn needs(&self, segment: &Dense, left: &Left) -> Option<Vec<ContextNeed>> {
         let mut needs: Vec<ContextNeed> = Vec::new();
-        for parts in self.ready(segment)? {
+        for key in self.keys(segment) {
+            let parts = self.parts(&key)?;
+            if left.has(&key, &parts) {
+                return None;
+            }
             for ready in parts.iter() {
                 let context = ready.context.context();
                 if !needs.iter().any(|need| need.context == context) {
@@ -112,15 +145,19 @@ impl Session {
         Some(needs)
     }
 
-    /// Leaves a segment to the host.
-    pub(in super::super) fn leave(&self, segment: &Dense, reason: &dyn std::fmt::Display) {
+    /// Leaves a segment to the host, for one instance.
+    pub(in super::super) fn leave(
+        &self,
+        segment: &Dense,
+        left: &mut Left,
+        reason: &dyn std::fmt::Display,
+    ) {
         self.refuse("a segment", reason);
         for key in self.keys(segment) {
-            if let Some(entry) = lock(&self.state).entries.get_mut(&key) {
-                entry.parts = None;
+            if let Some(parts) = self.parts(&key) {
+                left.insert(key, &parts);
             }
         }
-        self.tidy(&mut lock(&self.state));
     }
 }
 

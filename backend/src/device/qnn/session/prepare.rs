@@ -9,6 +9,8 @@ use super::super::part::{Part, PartWeight, parts};
 use super::super::rows::Piece;
 use super::super::weight::{QnnType, Weight};
 use super::groups::groups;
+use super::live::Unused;
+use super::make::{Refused, Whole};
 use super::{Entry, HostBytes, Key, PartError, Ready, Session, State, Unit, lock};
 use crate::device::{Dense, DenseWeight, ReadWeight};
 use crate::knobs::{HostWeights, Tier};
@@ -51,7 +53,7 @@ impl Session {
         is_aborted: &dyn Fn() -> bool,
         budget_bytes: Option<u64>,
     ) {
-        let (mut reserved, units) = self.reserve(segments, guard);
+        let (mut reserved, units) = self.reserve(segments, guard, budget_bytes);
         self.free_unused();
         if !units.is_empty() && self.is_alive() {
             let made = self.make_all(&units, segments, read, is_aborted, budget_bytes);
@@ -59,7 +61,8 @@ impl Session {
             for (key, parts) in made {
                 let entry = Entry {
                     watches: reserved.watches.get(&key).cloned().unwrap_or_default(),
-                    parts,
+                    too_large_for: parts.as_ref().err().copied().flatten(),
+                    parts: parts.ok(),
                 };
                 self.take_notice(&mut state, &key, &entry, guard);
                 state.entries.insert(key.clone(), entry);
@@ -79,14 +82,19 @@ impl Session {
         }
     }
 
-    /// Tells whether all segments were made ready, or refused, before.
-    pub(in super::super) fn is_prepared(&self, segments: &[Dense], guard: &PlainGuard<'_>) -> bool {
+    /// Tells whether all segments were made ready, or refused, before, as far as the budget is concerned.
+    pub(in super::super) fn is_prepared(
+        &self,
+        segments: &[Dense],
+        guard: &PlainGuard<'_>,
+        budget_bytes: Option<u64>,
+    ) -> bool {
         let is_known = |segment: &Dense| {
             let keys = self.keys(segment);
             let state = lock(&self.state);
             let is_there = |key| {
                 let entry = state.entries.get(key);
-                entry.is_some_and(|entry| !entry.is_stale())
+                entry.is_some_and(|entry| !entry.is_stale() && entry.is_known_to(budget_bytes))
             };
             keys.iter().all(is_there)
         };
@@ -102,7 +110,7 @@ impl Session {
     }
 
     /// Returns the parts of a segment by row count; `None` where one of them is not ready.
-    pub(super) fn ready(&self, segment: &Dense) -> Option<Vec<Arc<Vec<Ready>>>> {
+    fn ready(&self, segment: &Dense) -> Option<Vec<Arc<Vec<Ready>>>> {
         let keys = self.keys(segment).into_iter();
         keys.map(|key| self.parts(&key)).collect()
     }
@@ -115,7 +123,12 @@ impl Session {
     }
 
     /// Reserves what is not there, and cuts it into parts. What another instance is making is left to it.
-    fn reserve(&self, segments: &[Dense], guard: &PlainGuard<'_>) -> (Reserved<'_>, Vec<Unit>) {
+    fn reserve(
+        &self,
+        segments: &[Dense],
+        guard: &PlainGuard<'_>,
+        budget_bytes: Option<u64>,
+    ) -> (Reserved<'_>, Vec<Unit>) {
         let mut reserved = Reserved {
             session: self,
             watches: HashMap::new(),
@@ -126,7 +139,9 @@ impl Session {
         for (i, segment) in segments.iter().enumerate() {
             for Piece { room, .. } in self.settings.rows.cut(segment.n_rows()) {
                 let key = Key::of(segment, room);
-                if state.entries.contains_key(&key) || state.being_made.contains(&key) {
+                let entry = state.entries.get(&key);
+                let is_known = entry.is_some_and(|entry| entry.is_known_to(budget_bytes));
+                if is_known || state.being_made.contains(&key) {
                     continue;
                 }
                 // What may change unseen is not kept.
@@ -135,8 +150,12 @@ impl Session {
                 };
                 if let Err(error) = self.takes_additions(&key) {
                     self.refuse("a segment", &error);
-                    let (watches, parts) = (watched, None);
-                    state.entries.insert(key, Entry { watches, parts });
+                    let entry = Entry {
+                        watches: watched,
+                        parts: None,
+                        too_large_for: None,
+                    };
+                    state.entries.insert(key, entry);
                     continue;
                 }
                 state.being_made.insert(key.clone());
@@ -160,7 +179,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes parts, whole segments of them; `None` for each segment that is refused.
+    /// Makes parts, whole segments of them, or tells why not.
     fn make_all(
         &self,
         units: &[Unit],
@@ -168,8 +187,8 @@ impl Session {
         read: &mut ReadWeight<'_>,
         is_aborted: &dyn Fn() -> bool,
         budget_bytes: Option<u64>,
-    ) -> Vec<(Key, Option<Arc<Vec<Ready>>>)> {
-        let mut made: HashMap<Key, Vec<Option<Ready>>> = HashMap::new();
+    ) -> Vec<(Key, Whole)> {
+        let mut made: HashMap<Key, Vec<Result<Ready, Refused>>> = HashMap::new();
         let mut last = None;
         for group in groups(units, budget_bytes) {
             // Segments are made whole.
@@ -184,8 +203,8 @@ impl Session {
                 made.entry(key).or_default().push(ready);
             }
         }
-        let whole = |(key, parts): (Key, Vec<Option<Ready>>)| {
-            let parts: Option<Vec<Ready>> = parts.into_iter().collect();
+        let whole = |(key, parts): (Key, Vec<Result<Ready, Refused>>)| {
+            let parts: Result<Vec<Ready>, Refused> = parts.into_iter().collect();
             (key, parts.map(Arc::new))
         };
         made.into_iter().map(whole).collect()
@@ -261,12 +280,17 @@ impl Session {
         if unused.is_empty() {
             return;
         }
+        let counted: Vec<u64> = unused.iter().filter_map(|of| of.mapped_bytes).collect();
         let _gone = self.loader.call(move |loader, beat| {
-            for context in unused {
+            for Unused { context, .. } in unused {
                 loader.free(context);
                 beat.tick();
             }
         });
+        let mut report = lock(&self.report);
+        for size_bytes in counted {
+            report.went(size_bytes);
+        }
     }
 
     fn units(&self, segment: usize, dense: &Dense, room: usize) -> Vec<Unit> {

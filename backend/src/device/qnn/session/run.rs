@@ -8,8 +8,9 @@ use llada_npu_ffi::qnn::Error;
 use super::super::engine::{Engine, Exchange, GraphElements};
 use super::super::low_rank::Factors;
 use super::super::part;
+use super::mapping::Left;
 use super::{Entry, Key, PartError, Ready, Session, lock};
-use crate::device::{Dense, DenseKind};
+use crate::device::{ContextNeed, Dense, DenseKind};
 
 /// Rows of an input, of `k` elements each, some of which are executed.
 #[derive(Clone, Debug)]
@@ -49,6 +50,22 @@ impl Input {
         rows.zip(to)
             .map(|(row, to)| elements.input.write_row(row, to))
             .collect()
+    }
+}
+
+/// What an instance with a budget says of a segment.
+#[derive(Debug)]
+pub(in super::super) struct Within<'a> {
+    /// The contexts that its memory runtime has there.
+    pub(in super::super) needs: &'a [ContextNeed],
+    pub(in super::super) left: &'a mut Left,
+}
+
+impl Within<'_> {
+    /// Tells whether all contexts are there: another instance may have made others meanwhile.
+    fn has(&self, parts: &[Ready]) -> bool {
+        let is_there = |context| self.needs.iter().any(|need| need.context == context);
+        parts.iter().all(|ready| is_there(ready.context.context()))
     }
 }
 
@@ -187,16 +204,16 @@ impl Session {
         Ok(outputs)
     }
 
-    /// Computes a segment on contiguous rows `x`; the outputs, contiguous rows each. `None` where the host has to: `is_for_good`
-    /// says that it is not tried again.
+    /// Computes a segment on contiguous rows `x`; the outputs, contiguous rows each. `None` where the host has to; who has a
+    /// budget does not try what overflowed again.
     pub(in super::super) fn run(
         &self,
         segment: &Dense,
         x: Vec<f32>,
         factors: &[Option<Factors>],
-        is_for_good: bool,
+        within: Option<Within<'_>>,
     ) -> Option<Vec<Vec<f32>>> {
-        let outputs = self.run_pieces(segment, x, factors, is_for_good);
+        let outputs = self.run_pieces(segment, x, factors, within);
         // Another instance may have seen weights change meanwhile: then ours were the last shares.
         self.free_unused();
         outputs
@@ -207,7 +224,7 @@ impl Session {
         segment: &Dense,
         x: Vec<f32>,
         factors: &[Option<Factors>],
-        is_for_good: bool,
+        within: Option<Within<'_>>,
     ) -> Option<Vec<Vec<f32>>> {
         let n_rows = segment.n_rows();
         let input = Input::new(x, segment.weights[0].k);
@@ -223,6 +240,11 @@ impl Session {
         for piece in self.settings.rows.cut(n_rows) {
             let key = Key::of(segment, piece.room);
             let parts = self.parts(&key)?;
+            if let Some(within) = &within
+                && !within.has(&parts)
+            {
+                return None;
+            }
             let rows = input.piece(piece.start, piece.n_rows);
             let results = match self.execute(&parts, &rows, piece.room, factors) {
                 Ok(Some(results)) => results,
@@ -231,8 +253,8 @@ impl Session {
                         "results beyond half floats: the host computes them again"
                     ));
                     lock(&self.report).n_overflows += 1;
-                    if is_for_good {
-                        self.give_up(&key, &parts);
+                    if let Some(within) = within {
+                        within.left.insert(key, &parts);
                     }
                     return None;
                 }
