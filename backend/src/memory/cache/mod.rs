@@ -33,6 +33,11 @@ pub(super) use entry::FORMAT;
 /// How names of files of tiles end.
 pub(super) const SUFFIX: &str = "tiles";
 
+/// Bytes of a large page. The system keeps a file in pages as large as the write or read that brings each in, and maps those
+/// of this size whole: one row then reads weights with fewer misses of the translation cache. So files are first written
+/// as zeros, a large page at a time; chunks of tiles would leave small ones.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+
 /// Why a weight was not kept.
 #[derive(Debug, thiserror::Error)]
 enum StoreError {
@@ -146,19 +151,25 @@ impl RepackCache {
         fill: &(dyn Fn(usize, &mut [u8]) + Sync),
         parallel: &mut dyn Parallel,
     ) -> Result<Tiles, StoreError> {
-        let size_bytes = (HEADER_BYTES + shape.size_bytes()) as u64;
-        let temporary: Temporary = self.dir.create(&key.hex(), size_bytes)?;
+        let size_bytes = HEADER_BYTES + shape.size_bytes();
+        let temporary: Temporary = self.dir.create(&key.hex(), size_bytes as u64)?;
         let sums: Vec<AtomicU64> = (0..shape.n_chunks()).map(|_| AtomicU64::new(0)).collect();
         let failure = Mutex::new(None);
+        let write_at = |bytes: &[u8], at: u64| {
+            if let Err(error) = temporary.file().write_all_at(bytes, at) {
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        };
+        let zeros = vec![0; LARGE_PAGE_BYTES];
+        parallel.for_each_item(size_bytes / LARGE_PAGE_BYTES, &|page| {
+            write_at(&zeros, (page * LARGE_PAGE_BYTES) as u64);
+        })?;
         parallel.for_each_item(shape.n_chunks(), &|chunk| {
             let bytes = shape.chunk_bytes(chunk);
             let mut tiles = vec![0; bytes.len()];
             fill(chunk, &mut tiles);
             sums[chunk].store(chunk_checksum(&tiles), Ordering::Relaxed);
-            let at = (HEADER_BYTES + bytes.start) as u64;
-            if let Err(error) = temporary.file().write_all_at(&tiles, at) {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
+            write_at(&tiles, (HEADER_BYTES + bytes.start) as u64);
         })?;
         let failure = failure.into_inner();
         if let Some(error) = failure.unwrap_or_else(PoisonError::into_inner) {
@@ -221,5 +232,9 @@ impl From<Panicked> for OpenError {
 fn map(file: &File) -> io::Result<Mmap> {
     // SAFETY: files of the cache are written once, before they get their name, and replaced by renaming; nobody else has
     // business in the directory, which only its user can write.
-    unsafe { Mmap::map(file) }
+    let map = unsafe { Mmap::map(file) }?;
+    // What is not in memory yet is read in large pages, where the system has such.
+    #[cfg(target_os = "linux")]
+    let _refused = map.advise(memmap2::Advice::HugePage);
+    Ok(map)
 }
