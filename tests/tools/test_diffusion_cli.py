@@ -188,9 +188,10 @@ class Files(unittest.TestCase):
         self.assertEqual(load_json(path), {"n_generated": 3})
 
     def test_unwritable_report_is_refused_first(self):
-        result = fake("--diffusion-json", "/nonexistent/report.json")
+        path = SCRATCH / "missing" / "report.json"
+        result = fake("--diffusion-json", path)
         self.assertEqual((result.code, result.calls), (1, []))
-        self.assertIn("error: cannot write the report to '/nonexistent/report.json'", result.err)
+        self.assertIn(f"error: cannot write the report to '{path}'", result.err)
 
     def test_failure_leaves_reports_alone(self):
         old, new = SCRATCH / "old.json", SCRATCH / "new.json"
