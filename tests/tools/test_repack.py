@@ -207,7 +207,8 @@ class Repack(unittest.TestCase):
                     break
                 self.assertTrue(all(process.poll() is None for process in started) and time.monotonic() < deadline, maps)
                 time.sleep(0.02)
-            for n, rss, pss in maps:
+            # The first was looked at before the second had its maps.
+            for n, rss, pss in [mapped(process.pid) for process in started]:
                 self.assertGreater(rss, 500, (n, rss, pss))
                 self.assertLess(pss, 0.75 * rss, (n, rss, pss))
         finally:
