@@ -88,7 +88,8 @@ class Spec:
     on single other rows, and the more rounding errors grow on their way. At 1.5 F16 arithmetic stays near an NMSE of 1e-6; 3 is
     for F32 files whose decoded text shall vary. `tensor_types` are (regular expression over tensor names, type) pairs, the
     first match counts; `shift` None leaves the key out; `zero_mask_row` clears MASK's row of an untied output, which keeps it
-    far from the top. `quick` draws uniform values or random blocks instead of quantising normal ones.
+    far from the top. What attention and the feed-forward part add to a row is multiplied by `branch_gain`: 1/sqrt(2 n_layer) is
+    usual where training begins. `quick` draws uniform values or random blocks instead of quantising normal ones.
     """
 
     arch: str
@@ -100,6 +101,7 @@ class Spec:
     bias: float | None = None
     gain: float = 4.0
     attention_gain: float = 1.5
+    branch_gain: float = 1.0
     shift: bool | None = None
     mask_key: bool = True
     zero_mask_row: bool = False
@@ -144,11 +146,11 @@ def tensors(spec: Spec) -> Iterator[Tensor]:
             yield matrix(f"{name}.{part}", n_out, s.n_embd, gain)
             if bias:
                 yield Tensor(f"{name}.{part}.bias", (n_out,), bias)
-        yield matrix(f"{name}.attn_output", s.n_embd, s.n_embd)
+        yield matrix(f"{name}.attn_output", s.n_embd, s.n_embd, spec.branch_gain)
         yield Tensor(f"{name}.ffn_norm.weight", (s.n_embd,), 0.1, 1.0)
         yield matrix(f"{name}.ffn_gate", s.n_ff, s.n_embd, 1.5)
         yield matrix(f"{name}.ffn_up", s.n_ff, s.n_embd, 1.5)
-        yield matrix(f"{name}.ffn_down", s.n_embd, s.n_ff)
+        yield matrix(f"{name}.ffn_down", s.n_embd, s.n_ff, spec.branch_gain)
     yield Tensor("output_norm.weight", (s.n_embd,), 0.1, 1.0)
     if not spec.tied:
         yield Tensor("output.weight", (s.n_vocab, s.n_embd), logit_std)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
 
 from reference.make_gguf import SHAPES, Spec, make
 
@@ -32,11 +30,11 @@ _scratch = tempfile.TemporaryDirectory(prefix="llada-npu-repack-")
 SCRATCH = Path(_scratch.name)
 
 
-def model(arch: str, qtype: str) -> Path:
+def model(arch: str, qtype: str, **gains: float) -> Path:
     """Makes a small model with random weights."""
-    path = SCRATCH / f"{arch}-{qtype}.gguf"
+    path = SCRATCH / ("-".join([arch, qtype, *map(str, gains.values())]) + ".gguf")
     if not path.exists():
-        make(path, Spec(arch, SHAPES["256"], type=qtype, quick=True))
+        make(path, Spec(arch, SHAPES["256"], type=qtype, quick=True, **gains))
     return path
 
 
@@ -67,18 +65,6 @@ def tiles(cache: Path) -> dict[str, int]:
 def nmse(values: np.ndarray, wanted: np.ndarray) -> float:
     """The power of the error over that of what is wanted, each row about its mean."""
     return float(((values - wanted) ** 2).sum() / ((wanted - wanted.mean(axis=1, keepdims=True)) ** 2).sum())
-
-
-def nudged(path: Path, seed: int) -> Path:
-    """A copy of a model whose norm weights are moved by one unit in the last place, up or down at random."""
-    copy = path.with_name(f"{path.stem}-nudged-{seed}.gguf")
-    shutil.copyfile(path, copy)
-    rng = np.random.default_rng(seed)
-    norms = [tensor.data for tensor in GGUFReader(copy, "r+").tensors if tensor.name.endswith("norm.weight")]
-    assert norms, f"{path}: no norms"
-    for norm in norms:
-        norm[...] = np.nextafter(norm, np.where(rng.random(norm.shape) < 0.5, -np.inf, np.inf).astype(np.float32))
-    return copy
 
 
 def log_probabilities(path: Path, *arguments: str, env: dict[str, str]) -> np.ndarray:
@@ -217,21 +203,17 @@ class Repack(unittest.TestCase):
                 process.wait()
 
     def test_logits_are_those_of_the_cpu(self) -> None:
-        # An activation near the middle between two integers is rounded one way or the other by the last bit of a sum, and these
-        # networks make the difference grow: with Q6_K the CPU does not give its own logits within 1e-4 again when norms move by
-        # one unit in the last place. There the device has to be as near as that.
+        # An activation near the middle between two integers is rounded one way or the other by the last bit of a sum. In networks
+        # whose layers add little to a row, as where training begins, the CPU gives its own logits within these limits again when
+        # norms move by one unit in the last place; where they add more it does not (README).
         for qtype, limit in (("F16", 1e-6), ("Q8_0", 1e-4), ("Q4_0", 1e-4), ("Q4_K", 1e-4), ("Q6_K", 1e-4)):
             for arch in ("llada", "dream", "llama", "qwen2"):
-                path = model(arch, qtype)
+                path = model(arch, qtype, attention_gain=1.0, branch_gain=0.25)
                 cpu = log_probabilities(path, "--device", "none", env=environment())
                 ours = log_probabilities(path, "--device", "llada-npu", env=device(self.cache))
-                error, allowed = nmse(ours, cpu), limit
-                if error > limit and qtype == "Q6_K":
-                    copies = [nudged(path, seed) for seed in range(6)]
-                    again = [nmse(log_probabilities(copy, "--device", "none", env=environment()), cpu) for copy in copies]
-                    allowed = 1.5 * max(again)
+                error = nmse(ours, cpu)
                 with self.subTest(arch=arch, type=qtype, error=error):
-                    self.assertLessEqual(error, allowed)
+                    self.assertLessEqual(error, limit)
 
 
 def mapped(pid: int) -> tuple[int, int, int]:
