@@ -1,6 +1,7 @@
 //! The code under test: models and sessions of the engine, on a device of the host that this process is linked with.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -209,38 +210,145 @@ pub fn generate(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str
 /// # Panics
 /// When the engine fails, or a commit rule has no thresholds.
 pub fn traced(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str) -> Trace {
-    let n_prompt = u32::try_from(prompt.len()).expect("a short prompt");
-    let resolved = session
-        .check(n_prompt, n_gen, &params(options))
-        .unwrap_or_else(|error| panic!("{options}: {error}"));
-    let sampling = session.params().sampling;
-    let sampling_params = SampleParams::new(&resolved, sampling).expect("checked before");
-    let mut sampler = Sampler::new(sampling_params);
-    let mut decoder = Decoder::new(resolved, prompt, sampling.seed).expect("checked before");
-    let mut forwards = Vec::new();
-    while let Some(plan) = decoder
-        .next_plan()
-        .expect("a decoder that goes on")
-        .cloned()
-    {
+    let mut tracer = Tracer::new(session, prompt, n_gen, options);
+    while let Some(plan) = tracer.next_plan() {
         let rows = forward(session, &plan);
-        let predictions: Vec<_> = plan
-            .predict
-            .iter()
-            .zip(&rows)
-            .map(|(&predict, row)| sampler.predict(row, None, predict, plan.step))
+        tracer.absorb(&plan, rows);
+    }
+    tracer.finish()
+}
+
+/// Generates after each prompt as [`traced`] does, after up to `n_seats` of them at a time: each prompt has a forward of its own
+/// first, then those of one step share one.
+///
+/// # Panics
+/// As [`traced`].
+pub fn traced_together(
+    session: &mut Session,
+    prompts: &[Vec<i32>],
+    n_gen: u32,
+    options: &str,
+    n_seats: usize,
+) -> Vec<Trace> {
+    let mut traces = Vec::new();
+    for prompts in prompts.chunks(n_seats) {
+        let tracers = prompts.iter();
+        let mut tracers: Vec<_> = tracers
+            .map(|prompt| Tracer::new(session, prompt, n_gen, options))
+            .collect();
+        let resolved = tracers.iter().map(|tracer| tracer.decoder.resolved());
+        let (n_store, n_scratch) = resolved.fold((0, 0), |(store, scratch), resolved| {
+            let (n_store, n_scratch) = (resolved.n_store_slots(), resolved.n_scratch_slots());
+            (n_store.max(store), n_scratch.max(scratch))
+        });
+        let seat = |i: u32| (n_store * i, n_scratch * i);
+        for (i, tracer) in (0..).zip(&mut tracers) {
+            let plan = tracer.next_plan().expect("there is something to generate");
+            let rows = forward(session, &side_by_side(&[(seat(i), &plan)]));
+            tracer.absorb(&plan, rows);
+        }
+        loop {
+            let plans: Vec<_> = tracers.iter_mut().map(Tracer::next_plan).collect();
+            let wanted: Vec<_> = (0..)
+                .zip(&plans)
+                .filter_map(|(i, plan)| Some((seat(i), plan.as_ref()?)))
+                .collect();
+            if wanted.is_empty() {
+                break;
+            }
+            let mut rows = forward(session, &side_by_side(&wanted)).into_iter();
+            for (tracer, plan) in tracers.iter_mut().zip(&plans) {
+                if let Some(plan) = plan {
+                    let own = rows.by_ref().take(plan.predict.len());
+                    tracer.absorb(plan, own.collect());
+                }
+            }
+        }
+        traces.extend(tracers.into_iter().map(Tracer::finish));
+    }
+    traces
+}
+
+/// Returns one plan that computes several, each with its own store and scratch slots from `(store, scratch)` on.
+fn side_by_side(plans: &[((u32, u32), &RowPlan)]) -> RowPlan {
+    let (_, first) = plans.first().expect("a plan");
+    let mut whole = RowPlan {
+        rows: vec![],
+        streams: vec![],
+        predict: vec![],
+        split: None,
+        ..(*first).clone()
+    };
+    for &((store, scratch), plan) in plans {
+        assert!(plan.split.is_none(), "the rows of a revision have no seat");
+        let n_rows = u32::try_from(whole.rows.len()).expect("few rows");
+        let n_streams = u16::try_from(whole.streams.len()).expect("few streams");
+        let moved = |ranges: &[Range<u32>], by| {
+            let ranges = ranges.iter();
+            ranges.map(|it| it.start + by..it.end + by).collect()
+        };
+        whole.rows.extend(plan.rows.iter().map(|&row| Row {
+            stream: row.stream + n_streams,
+            kv: row.kv.map(|slot| match slot {
+                Slot::Store(n) => Slot::Store(n + store),
+                Slot::Scratch(n) => Slot::Scratch(n + scratch),
+            }),
+            ..row
+        }));
+        whole.streams.extend(plan.streams.iter().map(|it| Stream {
+            store: moved(&it.store, store),
+            scratch: moved(&it.scratch, scratch),
+        }));
+        whole.predict.extend(plan.predict.iter().map(|&it| Predict {
+            row: it.row + n_rows,
+            ..it
+        }));
+    }
+    whole
+}
+
+/// A generation that is being recorded.
+struct Tracer {
+    decoder: Decoder,
+    sampler: Sampler,
+    forwards: Vec<near_tie::Forward>,
+}
+
+impl Tracer {
+    fn new(session: &Session, prompt: &[i32], n_gen: u32, options: &str) -> Self {
+        let n_prompt = u32::try_from(prompt.len()).expect("a short prompt");
+        let resolved = session
+            .check(n_prompt, n_gen, &params(options))
+            .unwrap_or_else(|error| panic!("{options}: {error}"));
+        let sampling = session.params().sampling;
+        let sampling_params = SampleParams::new(&resolved, sampling).expect("checked before");
+        Self {
+            decoder: Decoder::new(resolved, prompt, sampling.seed).expect("checked before"),
+            sampler: Sampler::new(sampling_params),
+            forwards: Vec::new(),
+        }
+    }
+
+    fn next_plan(&mut self) -> Option<RowPlan> {
+        let plan = self.decoder.next_plan();
+        plan.expect("a decoder that goes on").cloned()
+    }
+
+    /// Decides by the logits of what the plan predicts.
+    fn absorb(&mut self, plan: &RowPlan, rows: Vec<Vec<f32>>) {
+        let wanted = plan.predict.iter().zip(&rows);
+        let predictions: Vec<_> = wanted
+            .map(|(&predict, row)| self.sampler.predict(row, None, predict, plan.step))
             .collect::<Result<_, _>>()
             .expect("logits that can be sampled");
+        let decoder = &mut self.decoder;
         decoder.absorb(&predictions).expect("what was asked for");
         let stages = decoder.stages().iter().map(|&stage| stage as u8);
-        forwards.push(near_tie::Forward {
-            plan: name_of(&plan),
+        let all = plan.predict.iter().zip(predictions).zip(rows);
+        self.forwards.push(near_tie::Forward {
+            plan: name_of(plan),
             canvas: decoder.canvas().iter().copied().zip(stages).collect(),
-            predictions: plan
-                .predict
-                .iter()
-                .zip(predictions)
-                .zip(rows)
+            predictions: all
                 .map(|((predict, prediction), logits)| Predicted {
                     pos: predict.pos as usize,
                     token: prediction.token,
@@ -250,11 +358,15 @@ pub fn traced(session: &mut Session, prompt: &[i32], n_gen: u32, options: &str) 
                 .collect(),
         });
     }
-    Trace {
-        thresholds: thresholds(&resolved),
-        ends: [resolved.eos, resolved.eot].into_iter().flatten().collect(),
-        forwards,
-        output: decoder.output().to_vec(),
+
+    fn finish(self) -> Trace {
+        let resolved = self.decoder.resolved();
+        Trace {
+            thresholds: thresholds(resolved),
+            ends: [resolved.eos, resolved.eot].into_iter().flatten().collect(),
+            forwards: self.forwards,
+            output: self.decoder.output().to_vec(),
+        }
     }
 }
 

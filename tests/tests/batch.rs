@@ -7,8 +7,9 @@ use ggml_llada_npu::engine::sample::Sampling;
 use ggml_llada_npu::engine::{
     BatchOutcome, BatchPrompt, CanvasView, Control, EngineError, Session,
 };
-use llada_npu_tests::engine::{load, session, target};
+use llada_npu_tests::engine::{load, session, target, traced, traced_together};
 use llada_npu_tests::files::trained;
+use llada_npu_tests::near_tie::Trace;
 
 /// Prompts of different lengths, with different numbers of tokens to generate.
 fn prompts() -> Vec<(Vec<i32>, u32)> {
@@ -186,4 +187,23 @@ fn what_cannot_be_a_batch_is_refused_before_anything_is_computed() {
     });
     assert!(matches!(result, Err(EngineError::Param(_))), "{result:?}");
     assert_eq!(n_events, 0);
+}
+
+#[test]
+fn traces_of_prompts_side_by_side_are_those_of_each_alone() {
+    let options = "mode=cached block-length=4 suffix=2 refresh-blocks=2";
+    let prompts: Vec<Vec<i32>> = prompts().into_iter().map(|(prompt, _)| prompt).collect();
+    let mut session = new_session(0.0);
+    let together = traced_together(&mut session, &prompts, 24, options, 3);
+    assert_eq!(together.len(), prompts.len());
+    for (prompt, found) in prompts.iter().zip(together) {
+        let alone = traced(&mut session, prompt, 24, options);
+        assert_eq!(found.output, alone.output);
+        let told = |trace: &Trace| -> Vec<_> {
+            let forwards = trace.forwards.iter();
+            let told = forwards.map(|it| (it.plan, it.canvas.clone()));
+            told.collect()
+        };
+        assert_eq!(told(&found), told(&alone));
+    }
 }

@@ -1,21 +1,38 @@
 //! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT [HOST]`: answers the first prompts of a task file with the accelerator of the
 //! environment (`LLADA_NPU_ACCEL`), and writes what came out into a directory:
 //!
-//! * `result.json`: for each prompt the generated tokens, the canvas `tokens` of one more forward (prompt, then masks), and
-//!   with HOST, the directory of an earlier run, the [`difference`](near_tie::compare) from that; `qnn`: what the library
-//!   did, absent where it was not used;
+//! * `result.json`: for each prompt, by each of the [decodings](DECODINGS), the generated tokens, and with HOST, the directory
+//!   of an earlier run, the [`difference`](near_tie::compare) from that; the canvas `tokens` of one more forward (prompt, then
+//!   masks); `qnn`: what the library did, absent where it was not used;
 //! * `N.f32`: the logits of that forward, `[n_vocab, n_tokens]`, little-endian;
-//! * `N.json`, `N.logits`: a trace of the generation.
+//! * `N-DECODING.json`, `N-DECODING.logits`: traces of the generations.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ggml_llada_npu::device::qnn;
 use ggml_llada_npu::engine::sample::Sampling;
-use llada_npu_tests::engine::{forward, load, session, target, traced, whole_plan};
+use llada_npu_tests::engine::{
+    forward, load, session, target, traced, traced_together, whole_plan,
+};
 use llada_npu_tests::files::prompts;
 use llada_npu_tests::llama::Llama;
-use llada_npu_tests::near_tie::{self, Trace};
+use llada_npu_tests::near_tie::{self, Ties, Trace};
 use serde_json::json;
+
+/// Names, options, and which near ties explain another text.
+const DECODINGS: [(&str, &str, Ties); 2] = [
+    ("default", "", Ties::All),
+    // One position at a time, left to right: neither a threshold nor the order of confidences decides anything.
+    (
+        "token_by_token",
+        "mode=cached block-length=1 suffix=none refresh-blocks=0",
+        Ties::Tokens,
+    ),
+];
+
+/// Prompts whose tokens share a forward, of two rows each: they fill the smallest graphs.
+const N_SEATS: usize = 16;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -33,26 +50,42 @@ fn main() {
     let (llama, loaded) = (Llama::load(path, 512), load(path, target()));
     let mut session = session(&loaded, 1, Sampling::default());
     let mask = loaded.traits(512).mask.expect("the model has a mask token");
-    let mut results = Vec::new();
     let messages = prompts(tasks);
-    for (i, message) in messages.iter().take(number(n_prompts) as usize).enumerate() {
-        let prompt = llama.chat_prompt(message);
-        let generated = traced(&mut session, &prompt, number(n_gen), "");
-        let name = i.to_string();
-        generated.write(&out.join(&name));
-        let on_host = host.as_ref().map(|host| Trace::read(&host.join(&name)));
+    let messages: Vec<_> = messages.iter().take(number(n_prompts) as usize).collect();
+    let chats: Vec<_> = messages.iter().map(|it| llama.chat_prompt(it)).collect();
+    let n_gen = number(n_gen);
+    let generated = DECODINGS.map(|(_, options, ties)| match ties {
+        Ties::All => {
+            let alone = |prompt: &Vec<i32>| traced(&mut session, prompt, n_gen, options);
+            chats.iter().map(alone).collect()
+        }
+        Ties::Tokens => traced_together(&mut session, &chats, n_gen, options, N_SEATS),
+    });
+    let mut results = Vec::new();
+    for (i, (message, prompt)) in messages.iter().zip(&chats).enumerate() {
+        let mut answers = BTreeMap::new();
+        for ((name, _, ties), traces) in DECODINGS.iter().zip(&generated) {
+            let file = format!("{i}-{name}");
+            traces[i].write(&out.join(&file));
+            let on_host = host.as_ref().map(|host| Trace::read(&host.join(&file)));
+            let difference = |host: Trace| near_tie::compare(&host, &traces[i], *ties);
+            let answer = json!({
+                "output": traces[i].output,
+                "n_forwards": traces[i].forwards.len(),
+                "difference": on_host.and_then(difference),
+            });
+            answers.insert(*name, answer);
+        }
         let mut tokens = prompt.clone();
-        tokens.resize(prompt.len() + number(n_gen) as usize, mask);
+        tokens.resize(prompt.len() + n_gen as usize, mask);
         let logits = forward(&mut session, &whole_plan(&tokens, 0)).concat();
         let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
         std::fs::write(out.join(format!("{i}.f32")), bytes).expect("logits can be written");
         results.push(json!({
             "prompt": message,
-            "output": generated.output,
+            "answers": answers,
             "tokens": tokens,
             "n_vocab": llama.n_vocab(),
-            "n_forwards": generated.forwards.len(),
-            "difference": on_host.and_then(|host| near_tie::compare(&host, &generated)),
         }));
     }
     let report = qnn::session().ok().flatten().map(|session| {
