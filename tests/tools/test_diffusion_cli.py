@@ -138,16 +138,33 @@ class Options(unittest.TestCase):
         self.assertEqual(result.call("set"),
                          ["mode=reference", "steps=016", "threshold=nan", "algorithm=entropy", "logits-eos-inf=on"])
 
+    def test_options_by_their_names(self):
+        result = fake("--diffusion-set", "mode=reference,steps=016", "--diffusion-threshold", "0.5", "--diffusion-set",
+                      'threshold=a=b,"eps=1,2"', "--diffusion-set", "algorithm=")
+        self.assertEqual((result.code, result.out), (0, b"hello\n"), result.err)
+        self.assertEqual(result.call("set"),
+                         ["mode=reference", "steps=016", "threshold=0.5", "threshold=a=b", "eps=1,2", "algorithm="])
+        self.assertNotIn("multiple times", result.err)
+
+    def test_options_by_their_names_that_are_none(self):
+        for given in ("threshold", "=1", "", "mode=full,", "mode=full,steps"):
+            with self.subTest(given):
+                result = fake("--diffusion-set", given)
+                self.assertEqual((result.code, result.out, result.calls), (1, b"", []), result.err)
+                self.assertIn("is not KEY=VALUE", result.err)
+
     def test_what_the_backend_refuses(self):
         for call in ("set", "check", "session", "load", "generate"):
-            result = fake("--diffusion-threshold", "2", FAKE_FAIL=f"{call}:{FAILED}:threshold: 2 is above 1")
-            self.assertEqual(result.code, 1)
-            self.assertIn("error: threshold: 2 is above 1\n", result.err)
+            for args in (["--diffusion-threshold", "2"], ["--diffusion-set", "threshold=2"]):
+                result = fake(*args, FAKE_FAIL=f"{call}:{FAILED}:threshold: 2 is above 1")
+                self.assertEqual(result.code, 1)
+                self.assertIn("error: threshold: 2 is above 1\n", result.err)
 
     def test_option_unknown_to_the_backend(self):
-        result = fake("--diffusion-suffix", "all")
-        self.assertEqual((result.code, result.calls), (1, []))
-        self.assertIn("error: --diffusion-suffix is not known to the decoding mode of backend 'fake'", result.err)
+        for args in (["--diffusion-suffix", "all"], ["--diffusion-set", "mode=full,suffix=all"]):
+            result = fake(*args)
+            self.assertEqual((result.code, result.calls), (1, []))
+            self.assertIn("error: the decoding mode of backend 'fake' has no option 'suffix'\n", result.err)
 
     def test_options_of_no_meaning_are_refused_before_loading(self):
         for args in (["-ot", "x=CPU"], ["--override-kv", "a=int:1"], ["--lora", "x.gguf"], ["-fa", "on"], ["--min-p", "0.1"],
@@ -225,7 +242,7 @@ class Models(unittest.TestCase):
                 self.assertNotEqual(result.out, b"")
         for args in (["-n", "2147483647"], ["--diffusion-block-length", "-1"], ["--diffusion-steps", "0"],
                      ["--diffusion-eps", "0.1", "--diffusion-block-length", "8"], ["--diffusion-threshold", "0.9"],
-                     ["--diffusion-algorithm", "entropy"]):
+                     ["--diffusion-algorithm", "entropy"], ["--diffusion-set", "steps=4"]):
             with self.subTest(args):
                 result = fake("-n", "9", *args, FAKE_FAIL=lacking)
                 self.assertEqual((result.code, result.out), (1, b""), result.err)
@@ -277,6 +294,9 @@ class Backends(unittest.TestCase):
         result = run(*args, "--diffusion-threshold", "0.9")
         self.assertEqual(result.code, 1)
         self.assertIn("--diffusion-threshold 0.9 needs a backend with a decoding mode", result.err)
+        result = run(*args, "--diffusion-set", "steps=4")
+        self.assertEqual((result.code, result.out), (1, b""))
+        self.assertIn("error: --diffusion-set needs a backend with a decoding mode (--backend)\n", result.err)
 
     def test_nothing_new_given_means_nothing_changed(self):
         args = ["-m", model(), "-p", "hi", "-ub", "64", "--diffusion-block-length", "32", "--diffusion-steps", "4", "-s", "1",

@@ -1,6 +1,7 @@
 """scripts/run.sh: the plug-in in the patched tool, with the trained model."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,23 @@ class Run(unittest.TestCase):
         done = run("-p", "x", "-n", "0")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("error: -n 0: ", done.stderr)
+
+    def test_every_option_of_the_plug_in_can_be_set(self):
+        spell = ["-p", "Spell: 46881", "-n", "24", "--diffusion-set"]
+        n_forwards = []
+        for options in ("mode=full", "tau-visible=inf,revision-budget=0,lookahead-max=0"):
+            done = run(*spell, options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stdout, "forty six thousand eight hundred eighty one\n")
+            n_forwards.append(int(re.search(r"diffusion: ([0-9]+) forwards", done.stderr)[1]))
+        self.assertLess(3 * n_forwards[0], n_forwards[1])
+        for options, error in (
+            ("tau-visible=x", "option `tau-visible`: `x` is not a number of 0 or more, or inf"),
+            ("threshold=0.5", "option `threshold` has no meaning in mode `full`"),
+        ):
+            done = run(*spell, options)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(f"error: {error}\n", done.stderr)
 
 
 if __name__ == "__main__":
