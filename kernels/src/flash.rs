@@ -43,7 +43,7 @@ pub(crate) type StepMask<'a> = Option<&'a [[u8; 2]; STEP]>;
 pub(crate) struct RowScores {
     /// Factor of the products, where rows of Q are not packed with it; see [`Micro::SCALES`].
     #[cfg_attr(
-        not(target_arch = "x86_64"),
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
         expect(dead_code, reason = "kernels of other targets pack Q with it")
     )]
     pub(crate) scale: f32,

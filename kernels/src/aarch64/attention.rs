@@ -1,73 +1,147 @@
-//! Attention by the [shared algorithm](crate::flash): eight vectors are the 32 positions of a step.
-
-mod half;
-
-pub(crate) use half::HalfAttention;
+//! Attention over half floats, multiplied [as such](crate::aarch64::half), by the [shared algorithm](crate::flash).
+//!
+//! A packed group has a half of each of eight rows of Q for every element, scaled by a power of two so that the largest of
+//! a row is in `1 .. 2`, then an f32 of each row that its scores are multiplied with. The panel of K has a line of 32
+//! positions for each element; the panel of V, for each 32 elements, a line of them for each position. Probabilities are
+//! rounded to half floats before they are added up. Over `F32` rows this is [NEON](Neon)'s attention.
 
 use std::arch::aarch64::*;
-use std::ops::Range;
 
 use super::Neon;
-use super::exp::{exp, tanh};
+use super::half::{Lanes, Line, Multiply, ROWS, Rows, VECTORS, normaliser};
+use super::lanes;
 use super::mem::*;
-use crate::flash::{Micro, RowScores, ScoreRow, StepMask};
-use crate::op::attention::STEP;
+use crate::WeightType;
+use crate::flash::{Flash, Micro, RowScores, SCORES, ScoreRow, StepMask};
+use crate::lanes::Lanes as _;
+use crate::lanes::attention::{Scale, SoftMax};
+use crate::op::attention::{Attend, HeadRows, Implementation, STEP, State};
 use crate::tile::TILE;
 use crate::tile::kv::{LINE_SIZE_BYTES, Tile};
 
-/// Rows of Q in a group: lanes of a vector.
-const MR: usize = 4;
+/// Bytes of a vector.
+const VECTOR: usize = 16;
 
-/// Floats of a vector.
-const LANES: usize = 4;
+/// Most lines of a product: all that sums of half floats may be of.
+const LINES: usize = 32;
 
-/// Vectors of positions, or of elements of V, at a time.
-const VECTORS: usize = 4;
+/// What probabilities are multiplied with: their products with small values do not vanish in sums of half floats.
+const UNIT: f32 = 16.0;
 
-impl Micro for Neon {
-    const MR: usize = MR;
+/// Attention over half floats with a CPU's products of them, over others with [`Neon`].
+#[derive(Debug)]
+pub(crate) struct HalfAttention<M> {
+    half: Flash<Half<M>>,
+    float: Flash<lanes::Attention>,
+}
 
-    fn keys(&self, rows: &[&[u8]], half: bool, panel: &mut [[f32; STEP]]) {
-        if half {
-            // SAFETY: `self` is made only where the features of the callee were detected.
-            unsafe { keys::<true>(rows, panel) }
+impl<M: Multiply> HalfAttention<M> {
+    /// Returns the implementation if this CPU can run it.
+    pub(crate) fn detect() -> Option<Self> {
+        Some(Self {
+            half: Flash(Half {
+                products: M::detect()?,
+                vectors: Neon::detect()?,
+            }),
+            float: Flash(lanes::attention()?),
+        })
+    }
+}
+
+fn is_float(rows: &HeadRows<'_>) -> bool {
+    matches!(rows, HeadRows::Plain(rows) if rows.ty() != WeightType::F16)
+}
+
+impl<M: Multiply> Implementation for HalfAttention<M> {
+    fn scratch_len(&self, n_rows: usize, d_k: usize, d_v: usize) -> usize {
+        let float = self.float.scratch_len(n_rows, d_k, d_v);
+        self.half.scratch_len(n_rows, d_k, d_v).max(float)
+    }
+
+    fn attend(&self, op: &Attend<'_>, state: State<'_>, stride: usize, scratch: &mut [f32]) {
+        if is_float(&op.k) || is_float(&op.v) {
+            self.float.attend(op, state, stride, scratch);
         } else {
-            // SAFETY: as above.
-            unsafe { keys::<false>(rows, panel) }
+            self.half.attend(op, state, stride, scratch);
         }
+    }
+}
+
+/// The functions of a CPU with products of half floats.
+#[derive(Clone, Copy, Debug)]
+struct Half<M> {
+    products: M,
+    vectors: Neon,
+}
+
+/// Returns the lines of a panel, which has room for twice as many.
+fn lines(panel: &[f32]) -> &[Line] {
+    as_bytes(panel).as_chunks().0.as_chunks().0
+}
+
+/// Returns the lines of a panel, to be written.
+fn lines_mut(panel: &mut [f32]) -> &mut [Line] {
+    as_bytes_mut(panel).as_chunks_mut().0.as_chunks_mut().0
+}
+
+impl<M: Multiply> Micro for Half<M> {
+    const MR: usize = ROWS;
+    const GROUP_TAIL: usize = ROWS;
+
+    fn pack(&self, group: &mut [f32]) {
+        // SAFETY: `self` is made only where the features of the callee were detected.
+        unsafe { pack(group) }
+    }
+
+    fn keys(&self, rows: &[&[u8]], _half: bool, panel: &mut [[f32; STEP]]) {
+        let d = panel.len();
+        // SAFETY: `self` is made only where the features of the callee were detected.
+        unsafe { keys(rows, &mut lines_mut(panel.as_flattened_mut())[..d]) }
     }
 
     fn key_tiles(&self, tiles: &[Tile], panel: &mut [[f32; STEP]]) {
         // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { key_tiles(tiles, panel) }
+        unsafe { unzip_tiles(tiles, lines_mut(panel.as_flattened_mut())) }
     }
 
-    fn values(&self, rows: &[&[u8]], half: bool, panel: &mut [f32], stride: usize) {
-        for (row, out) in rows.iter().zip(panel.chunks_exact_mut(stride)) {
-            if half {
-                // SAFETY: `self` is made only where the features of the callee were detected.
-                unsafe { value_row::<true>(row, out) }
-            } else {
-                // SAFETY: as above.
-                unsafe { value_row::<false>(row, out) }
+    fn values(&self, rows: &[&[u8]], _half: bool, panel: &mut [f32], stride: usize) {
+        let n_strips = stride.div_ceil(TILE);
+        let strips = &mut lines_mut(panel).as_chunks_mut::<STEP>().0[..n_strips];
+        for (kv, row) in rows.iter().enumerate() {
+            let (whole, _) = row.as_chunks::<VECTOR>();
+            let (whole, _) = whole.as_chunks::<VECTORS>();
+            for (lines, whole) in strips.iter_mut().zip(whole) {
+                lines[kv] = *whole;
+            }
+            for (strip, lines) in strips.iter_mut().enumerate().skip(whole.len()) {
+                for (v, out) in lines[kv].iter_mut().enumerate() {
+                    *out = vector(row, strip * VECTORS + v);
+                }
             }
         }
     }
 
-    fn value_tiles(&self, tiles: &[Tile], panel: &mut [f32], stride: usize) {
+    fn value_tiles(&self, tiles: &[Tile], panel: &mut [f32], _stride: usize) {
         // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { value_tiles(tiles, panel, stride) }
+        unsafe { unzip_tiles(tiles, lines_mut(panel)) }
     }
 
     fn scores(&self, q: &[f32], panel: &[[f32; STEP]], scores: &mut [ScoreRow], at: usize) {
-        let score = match scores.len() {
-            1 => scores_of::<1>,
-            2 => scores_of::<2>,
-            3 => scores_of::<3>,
-            _ => scores_of::<MR>,
-        };
-        // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { score(q, panel, scores, at) }
+        let (d, n) = (panel.len(), scores.len());
+        for row in &mut *scores {
+            row[at..at + STEP].fill(0.0);
+        }
+        let factors = q.last_chunk().expect("factors behind the halves");
+        let lanes: &[Lanes] = &as_bytes(q).as_chunks().0[..d];
+        let lines = lines(panel.as_flattened())[..d].chunks(LINES);
+        for (lines, lanes) in lines.zip(lanes.chunks(LINES)) {
+            let out = Rows {
+                floats: scores.as_flattened_mut(),
+                stride: SCORES,
+                offset: at,
+            };
+            self.products.multiply(lines, lanes, factors, n, out);
+        }
     }
 
     fn soft_max(
@@ -77,13 +151,16 @@ impl Micro for Neon {
         row: RowScores,
         max: f32,
     ) -> (f32, f32) {
-        // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { soft_max::<false>(scores, steps, row, max) }
+        self.vectors.run(SoftMax::<false, true> {
+            scores,
+            steps,
+            row,
+            max,
+        })
     }
 
     fn scale(&self, x: &mut [f32], factor: f32) {
-        // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { scale(x, factor) }
+        self.vectors.run(Scale { x, factor });
     }
 
     fn mix(
@@ -95,193 +172,143 @@ impl Micro for Neon {
         acc: &mut [f32],
         stride: usize,
     ) {
-        let mix = match scores.len() {
-            1 => mix_rows::<1>,
-            2 => mix_rows::<2>,
-            3 => mix_rows::<3>,
-            _ => mix_rows::<MR>,
-        };
+        let mut lanes = [[0; VECTOR]; STEP];
         // SAFETY: `self` is made only where the features of the callee were detected.
-        unsafe { mix(scores, at..at + n, panel, acc, stride) }
-    }
-}
-
-#[target_feature(enable = "neon")]
-fn keys<const HALF: bool>(rows: &[&[u8]], panel: &mut [[f32; STEP]]) {
-    for (c, lines) in panel.chunks_mut(LANES).enumerate() {
-        for side in 0..STEP / LANES {
-            let mut m = [vdupq_n_f32(0.0); LANES];
-            for (kv, v) in m.iter_mut().enumerate() {
-                let row = rows.get(side * LANES + kv).copied().unwrap_or(&[]);
-                *v = load_row::<HALF>(row, c * LANES);
+        unsafe { probabilities(scores, at, &mut lanes) };
+        let n_rows = scores.len();
+        for (strip, lines) in lines(panel).chunks(STEP).enumerate() {
+            let first = strip * TILE;
+            if first >= stride {
+                break;
             }
-            for (line, v) in lines.iter_mut().zip(transpose(m)) {
-                store_f32(&mut line.as_chunks_mut().0[side], v);
+            let multiply = |floats: &mut [f32], stride, offset| {
+                let out = Rows {
+                    floats,
+                    stride,
+                    offset,
+                };
+                let (lines, lanes) = (&lines[..n], &lanes[..n]);
+                self.products
+                    .multiply(lines, lanes, &[1.0 / UNIT; ROWS], n_rows, out);
+            };
+            if first + TILE <= stride {
+                multiply(acc, stride, first);
+                continue;
+            }
+            // A last strip that is not full.
+            let mut whole = [0.0; ROWS * TILE];
+            let rows = || whole_rows(n_rows, stride, first);
+            for (r, part) in rows().enumerate() {
+                whole[r * TILE..][..part.len()].copy_from_slice(&acc[part]);
+            }
+            multiply(&mut whole, TILE, 0);
+            for (r, part) in rows().enumerate() {
+                let len = part.len();
+                acc[part].copy_from_slice(&whole[r * TILE..][..len]);
             }
         }
     }
 }
 
+/// Returns where the floats of each row from `first` on lie.
+fn whole_rows(
+    n_rows: usize,
+    stride: usize,
+    first: usize,
+) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..n_rows).map(move |r| r * stride + first..(r + 1) * stride)
+}
+
+/// Returns eight halves of a row, zeros behind its end.
+#[inline]
+fn vector(row: &[u8], i: usize) -> [u8; VECTOR] {
+    let rest = row.get(VECTOR * i..).unwrap_or(&[]);
+    match rest.first_chunk() {
+        Some(vector) => *vector,
+        None => padded(rest),
+    }
+}
+
+/// Turns the floats of a group into halves and factors.
 #[target_feature(enable = "neon")]
-fn key_tiles(tiles: &[Tile], panel: &mut [[f32; STEP]]) {
-    let lines = tiles
+fn pack(group: &mut [f32]) {
+    let (floats, tail) = group.split_at_mut(group.len() - ROWS);
+    let mut max = [vdupq_n_u32(0); 2];
+    for eight in floats.as_chunks::<ROWS>().0 {
+        // The bits of magnitudes order as these do, NaN above all.
+        for (max, four) in max.iter_mut().zip(eight.as_chunks().0) {
+            let magnitudes = vabsq_f32(load_f32(four));
+            *max = vmaxq_u32(*max, vreinterpretq_u32_f32(magnitudes));
+        }
+    }
+    let mut factors = [0.0; ROWS];
+    for (factors, max) in factors.as_chunks_mut().0.iter_mut().zip(max) {
+        store_f32(factors, vreinterpretq_f32_u32(max));
+    }
+    for (factor, inverse) in factors.iter_mut().zip(tail) {
+        *factor = normaliser(*factor, 0);
+        *inverse = factor.recip();
+    }
+    let factors = factors.as_chunks().0;
+    let factors = [load_f32(&factors[0]), load_f32(&factors[1])];
+    for i in 0..floats.len() / ROWS {
+        let eight: &[[f32; 4]] = floats[i * ROWS..].as_chunks().0;
+        let low = vmulq_f32(load_f32(&eight[0]), factors[0]);
+        let high = vmulq_f32(load_f32(&eight[1]), factors[1]);
+        let halves = narrow_f32(low, high);
+        store_u16(&mut as_bytes_mut(floats).as_chunks_mut().0[i], halves);
+    }
+}
+
+/// Writes a line of positions for each element.
+#[target_feature(enable = "neon")]
+fn keys(rows: &[&[u8]], lines: &mut [Line]) {
+    for side in 0..VECTORS {
+        let row = |kv: usize| rows.get(side * 8 + kv).copied().unwrap_or(&[]);
+        let rows: [&[u8]; 8] = std::array::from_fn(row);
+        // Eights that all rows have.
+        let wholes = rows.map(|row| row.as_chunks::<VECTOR>().0);
+        let n = wholes.iter().map(|row| row.len()).min().unwrap_or(0);
+        let wholes = wholes.map(|row| &row[..n]);
+        for (c, lines) in lines.chunks_mut(8).enumerate() {
+            let mut m = [vdupq_n_u16(0); 8];
+            for kv in 0..8 {
+                m[kv] = if c < n {
+                    load_u16(&wholes[kv][c])
+                } else {
+                    load_u16(&vector(rows[kv], c))
+                };
+            }
+            for (line, v) in lines.iter_mut().zip(transpose_u16(m)) {
+                store_u16(&mut line[side], v);
+            }
+        }
+    }
+}
+
+/// Writes two lines for each line of the tiles, in which their elements are interleaved.
+#[target_feature(enable = "neon")]
+fn unzip_tiles(tiles: &[Tile], lines: &mut [Line]) {
+    let interleaved = tiles
         .iter()
         .flat_map(|tile| tile.as_chunks::<LINE_SIZE_BYTES>().0);
-    for (line, [even, odd]) in lines.zip(panel.as_chunks_mut().0) {
-        unzip_line(line, even, odd);
+    for (line, [even, odd]) in interleaved.zip(lines.as_chunks_mut().0) {
+        unzip_halves(line, even, odd);
     }
 }
 
+/// Writes the probabilities of a step, half floats in value, times `UNIT`; a lane for each row.
 #[target_feature(enable = "neon")]
-fn value_row<const HALF: bool>(row: &[u8], out: &mut [f32]) {
-    let size = if HALF { 2 } else { 4 };
-    let n = row.len() / size;
-    let (whole, _) = out.as_chunks_mut::<LANES>();
-    for (i, out) in whole.iter_mut().enumerate().take(n.div_ceil(LANES)) {
-        store_f32(out, load_row::<HALF>(row, i * LANES));
-    }
-}
-
-#[target_feature(enable = "neon")]
-fn value_tiles(tiles: &[Tile], panel: &mut [f32], stride: usize) {
-    for (strip, tile) in tiles.iter().enumerate() {
-        let lines = tile.as_chunks::<LINE_SIZE_BYTES>().0;
-        for (line, rows) in lines.iter().zip(panel.chunks_exact_mut(2 * stride)) {
-            let (even, odd) = rows.split_at_mut(stride);
-            let even = even[strip * TILE..].first_chunk_mut();
-            let odd = odd[strip * TILE..].first_chunk_mut();
-            unzip_line(
-                line,
-                even.expect("a row has all strips"),
-                odd.expect("a row has all strips"),
-            );
+fn probabilities(scores: &[ScoreRow], at: usize, lanes: &mut [Lanes; STEP]) {
+    for (side, lanes) in lanes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let mut m = [vdupq_n_u16(0); 8];
+        for (v, row) in m.iter_mut().zip(scores) {
+            let fours: &[[f32; 4]] = row[at + 8 * side..].as_chunks().0;
+            let load = |i: usize| vmulq_n_f32(load_f32(&fours[i]), UNIT);
+            *v = narrow_f32(load(0), load(1));
         }
-    }
-}
-
-#[target_feature(enable = "neon")]
-fn scores_of<const N: usize>(q: &[f32], panel: &[[f32; STEP]], scores: &mut [ScoreRow], at: usize) {
-    for first in (0..STEP / LANES).step_by(VECTORS) {
-        let mut sums = [[vdupq_n_f32(0.0); VECTORS]; N];
-        for (q, k) in q.as_chunks::<MR>().0.iter().zip(panel) {
-            let q = load_f32(q);
-            let k: &[[f32; LANES]] = k.as_chunks().0;
-            for v in 0..VECTORS {
-                let k = load_f32(&k[first + v]);
-                for r in 0..N {
-                    sums[r][v] = add_scaled(sums[r][v], k, q, r);
-                }
-            }
-        }
-        for (scores, sums) in scores.iter_mut().zip(sums) {
-            let out = scores[at + first * LANES..].as_chunks_mut().0;
-            for v in 0..VECTORS {
-                store_f32(&mut out[v], sums[v]);
-            }
-        }
-    }
-}
-
-/// See [`Micro::soft_max`]; exponentials are rounded to half floats if `HALF`.
-#[target_feature(enable = "neon")]
-fn soft_max<const HALF: bool>(
-    scores: &mut ScoreRow,
-    steps: &[StepMask<'_>],
-    row: RowScores,
-    max: f32,
-) -> (f32, f32) {
-    const PARTS: usize = STEP / LANES;
-    let unseen = vdupq_n_f32(f32::NEG_INFINITY);
-    let is_capped = row.softcap != 0.0;
-    let vectors = &mut scores.as_chunks_mut::<LANES>().0[..PARTS * steps.len()];
-    let mut greatest = vdupq_n_f32(max);
-    for (vectors, mask) in vectors.as_chunks_mut::<PARTS>().0.iter_mut().zip(steps) {
-        for (part, vector) in vectors.iter_mut().enumerate() {
-            let mut s = load_f32(vector);
-            if is_capped {
-                // Positions that are not there are -inf already, and stay so.
-                let hidden = vceqq_f32(s, unseen);
-                s = vbslq_f32(hidden, s, vmulq_n_f32(tanh(s), row.softcap));
-            }
-            if let Some(mask) = mask {
-                let halves = &mask.as_flattened().as_chunks().0[part];
-                let mask = vmulq_n_f32(load_f16(halves), row.slope);
-                let hidden = vceqq_f32(mask, unseen);
-                s = vbslq_f32(hidden, unseen, vaddq_f32(s, mask));
-            }
-            store_f32(vector, s);
-            // NaN is passed over.
-            greatest = vmaxnmq_f32(greatest, s);
-        }
-    }
-    let max = vmaxnmvq_f32(greatest).max(max);
-    let shift = vdupq_n_f32(max);
-    let mut sum = vdupq_n_f32(0.0);
-    for vector in vectors {
-        let s = load_f32(vector);
-        let hidden = vceqq_f32(s, unseen);
-        let p = exp(vsubq_f32(s, shift));
-        let p = if HALF { round_to_f16(p) } else { p };
-        let p = vbslq_f32(hidden, vdupq_n_f32(0.0), p);
-        store_f32(vector, p);
-        sum = vaddq_f32(sum, p);
-    }
-    (max, vaddvq_f32(sum))
-}
-
-#[target_feature(enable = "neon")]
-fn scale(x: &mut [f32], factor: f32) {
-    for x in x.as_chunks_mut().0 {
-        store_f32(x, vmulq_n_f32(load_f32(x), factor));
-    }
-}
-
-/// Adds weighted rows to the mixtures of `N` rows.
-#[target_feature(enable = "neon")]
-fn mix_rows<const N: usize>(
-    scores: &[ScoreRow],
-    p: Range<usize>,
-    panel: &[f32],
-    acc: &mut [f32],
-    stride: usize,
-) {
-    let p: [&[f32]; N] = std::array::from_fn(|r| &scores[r][p.clone()]);
-    for d in (0..stride).step_by(VECTORS * LANES) {
-        let mut sums = [[vdupq_n_f32(0.0); VECTORS]; N];
-        for r in 0..N {
-            let acc = acc[r * stride + d..].as_chunks().0;
-            for v in 0..VECTORS {
-                sums[r][v] = load_f32(&acc[v]);
-            }
-        }
-        let n = p[0].len();
-        let fours = p.map(|p| p.as_chunks::<LANES>().0);
-        for four in 0..n / LANES {
-            let weights = fours.map(|p| p[four]);
-            for i in 0..LANES {
-                let row = panel[(four * LANES + i) * stride + d..].as_chunks().0;
-                for v in 0..VECTORS {
-                    let value = load_f32(&row[v]);
-                    for r in 0..N {
-                        sums[r][v] = add_scaled(sums[r][v], value, load_f32(&weights[r]), i);
-                    }
-                }
-            }
-        }
-        for kv in n / LANES * LANES..n {
-            let row = panel[kv * stride + d..].as_chunks().0;
-            for v in 0..VECTORS {
-                let value = load_f32(&row[v]);
-                for r in 0..N {
-                    sums[r][v] = vfmaq_n_f32(sums[r][v], value, p[r][kv]);
-                }
-            }
-        }
-        for r in 0..N {
-            let acc = acc[r * stride + d..].as_chunks_mut().0;
-            for v in 0..VECTORS {
-                store_f32(&mut acc[v], sums[r][v]);
-            }
+        for (lanes, v) in lanes.iter_mut().zip(transpose_u16(m)) {
+            store_u16(lanes, v);
         }
     }
 }

@@ -6,9 +6,9 @@
 //! into the bodies, made by types that hold a CPU feature: [`Neon`], [`Dotprod`], [`I8mm`], [`Fp16`] or [`Fhm`].
 
 pub(crate) mod attention;
-mod exp;
 pub(crate) mod gemm;
 mod half;
+pub(crate) mod lanes;
 mod mem;
 mod products;
 mod quantize;

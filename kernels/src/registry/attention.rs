@@ -2,7 +2,7 @@
 
 use super::Kernel;
 #[cfg(target_arch = "aarch64")]
-use crate::aarch64::{Fhm, Fp16, Neon, attention::HalfAttention};
+use crate::aarch64::{self, Fhm, Fp16, attention::HalfAttention};
 use crate::flash::{Flash, Micro};
 use crate::generic;
 use crate::op::attention::Attention;
@@ -19,12 +19,12 @@ static ATTENTION: &[Kernel<Attention>] = &[
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-attention-avx512f",
-        select: || Some(flash(x86_64::avx512::attention::Avx512::detect()?)),
+        select: || Some(flash(x86_64::avx512::lanes::attention()?)),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-attention-avx2fma",
-        select: || Some(flash(x86_64::avx2::attention::Avx2::detect()?)),
+        select: || Some(flash(x86_64::avx2::lanes::attention()?)),
     },
     #[cfg(target_arch = "aarch64")]
     Kernel {
@@ -39,7 +39,7 @@ static ATTENTION: &[Kernel<Attention>] = &[
     #[cfg(target_arch = "aarch64")]
     Kernel {
         name: "aarch64-attention-neon",
-        select: || Some(flash(Neon::detect()?)),
+        select: || Some(flash(aarch64::lanes::attention()?)),
     },
     Kernel {
         name: "generic-attention",

@@ -94,7 +94,7 @@ macro_rules! row_kernels {
             Kernel {
                 name: concat!("x86_64-", $op, "-avx2fma"),
                 select: || {
-                    let isa = crate::x86_64::row::Avx2::detect()?;
+                    let isa = crate::x86_64::Avx2::detect()?;
                     Some($kernel(Box::new(crate::vector::Vectored(isa))))
                 },
             },

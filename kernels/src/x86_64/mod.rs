@@ -8,3 +8,28 @@ pub(crate) mod avx512;
 mod block;
 mod mem;
 pub(crate) mod row;
+
+/// Declares a type whose values prove that the CPU has features.
+macro_rules! proof {
+    ($(#[$doc:meta])* $name:ident: $($feature:tt),+) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $name(());
+
+        impl $name {
+            /// Returns the proof, if this CPU has the features.
+            pub(crate) fn detect() -> Option<Self> {
+                ($(is_x86_feature_detected!($feature))&&+).then_some(Self(()))
+            }
+        }
+    };
+}
+
+proof!(
+    /// The CPU has `avx2`, `fma` and `f16c`.
+    Avx2: "avx2", "fma", "f16c"
+);
+proof!(
+    /// The CPU has `avx512f` (with what it implies).
+    Avx512f: "avx512f"
+);

@@ -2,22 +2,9 @@
 
 use std::arch::x86_64::*;
 
+use super::Avx2;
 use super::mem::{load_128, load_f32x8, store_128, store_f32x8};
 use crate::vector::{Body, Isa, LANES};
-
-/// The CPU has `avx2`, `fma` and `f16c`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    /// Returns the proof if this CPU has the instructions.
-    pub(crate) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c"))
-        .then_some(Self(()))
-    }
-}
 
 /// The CPU has `avx512f`, `avx512vl`, `avx512dq` and what [`Avx2`] has.
 #[derive(Clone, Copy, Debug)]

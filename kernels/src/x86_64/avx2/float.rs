@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::lanes::transpose;
 use super::{LANES, LINE, reduce_add, store_transposed};
 use crate::panel::{DOT_ROWS, Micro};
 use crate::x86_64::mem::*;
@@ -152,30 +153,6 @@ fn prepare_group<const HALF: bool>(x: &F32Rows<'_>, group: &mut [u8]) {
             store_256(line, _mm256_castps_si256(v));
         }
     }
-}
-
-/// Returns the transpose of an 8 x 8 matrix: pairs, then fours inside 128-bit parts, then the parts.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn transpose(m: [__m256; 8]) -> [__m256; 8] {
-    let zero = _mm256_setzero_ps();
-    let (mut a, mut b) = ([zero; 8], [zero; 8]);
-    for i in 0..4 {
-        a[2 * i] = _mm256_unpacklo_ps(m[2 * i], m[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_ps(m[2 * i], m[2 * i + 1]);
-    }
-    // b[4 q + j]: element 4 p + j of rows 4 q .. 4 q + 4 in part p.
-    for q in 0..2 {
-        b[4 * q] = _mm256_shuffle_ps::<0x44>(a[4 * q], a[4 * q + 2]);
-        b[4 * q + 1] = _mm256_shuffle_ps::<0xee>(a[4 * q], a[4 * q + 2]);
-        b[4 * q + 2] = _mm256_shuffle_ps::<0x44>(a[4 * q + 1], a[4 * q + 3]);
-        b[4 * q + 3] = _mm256_shuffle_ps::<0xee>(a[4 * q + 1], a[4 * q + 3]);
-    }
-    for j in 0..4 {
-        a[j] = _mm256_permute2f128_ps::<0x20>(b[j], b[4 + j]);
-        a[4 + j] = _mm256_permute2f128_ps::<0x31>(b[j], b[4 + j]);
-    }
-    a
 }
 
 /// Loads 8 weights from the bytes at element `i` of a row that has them.

@@ -1,9 +1,8 @@
 //! AVX2: groups of 8 rows of x.
 
-pub(crate) mod attention;
-mod exp;
 pub(crate) mod float;
 pub(crate) mod gemm;
+pub(crate) mod lanes;
 pub(crate) mod quant;
 
 use std::arch::x86_64::*;

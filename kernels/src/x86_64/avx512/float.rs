@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::lanes::transpose;
 use super::{LANES, LINE, store_transposed};
 use crate::panel::{DOT_ROWS, Micro};
 use crate::x86_64::mem::*;
@@ -149,37 +150,6 @@ fn prepare_group<const HALF: bool>(x: &F32Rows<'_>, group: &mut [u8]) {
             store_512(line, _mm512_castps_si512(v));
         }
     }
-}
-
-/// Returns the transpose of a 16 x 16 matrix: pairs, then fours inside 128-bit parts, then the parts.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn transpose(m: [__m512; 16]) -> [__m512; 16] {
-    let zero = _mm512_setzero_ps();
-    let (mut a, mut b) = ([zero; 16], [zero; 16]);
-    for i in 0..8 {
-        a[2 * i] = _mm512_unpacklo_ps(m[2 * i], m[2 * i + 1]);
-        a[2 * i + 1] = _mm512_unpackhi_ps(m[2 * i], m[2 * i + 1]);
-    }
-    // b[4 q + j]: element 4 p + j of rows 4 q .. 4 q + 4 in part p.
-    for q in 0..4 {
-        let a: [__m512d; 4] = std::array::from_fn(|j| _mm512_castps_pd(a[4 * q + j]));
-        b[4 * q] = _mm512_castpd_ps(_mm512_unpacklo_pd(a[0], a[2]));
-        b[4 * q + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a[0], a[2]));
-        b[4 * q + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(a[1], a[3]));
-        b[4 * q + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(a[1], a[3]));
-    }
-    for j in 0..4 {
-        let lo01 = _mm512_shuffle_f32x4::<0x88>(b[j], b[4 + j]);
-        let hi01 = _mm512_shuffle_f32x4::<0xdd>(b[j], b[4 + j]);
-        let lo23 = _mm512_shuffle_f32x4::<0x88>(b[8 + j], b[12 + j]);
-        let hi23 = _mm512_shuffle_f32x4::<0xdd>(b[8 + j], b[12 + j]);
-        a[j] = _mm512_shuffle_f32x4::<0x88>(lo01, lo23);
-        a[8 + j] = _mm512_shuffle_f32x4::<0xdd>(lo01, lo23);
-        a[4 + j] = _mm512_shuffle_f32x4::<0x88>(hi01, hi23);
-        a[12 + j] = _mm512_shuffle_f32x4::<0xdd>(hi01, hi23);
-    }
-    a
 }
 
 /// Loads 16 weights from the bytes at element `i` of a row that has them.

@@ -1,9 +1,8 @@
 //! AVX-512: groups of 16 rows of x.
 
-pub(crate) mod attention;
-mod exp;
 pub(crate) mod float;
 pub(crate) mod gemm;
+pub(crate) mod lanes;
 pub(crate) mod probe;
 pub(crate) mod quant;
 
