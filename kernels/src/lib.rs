@@ -14,7 +14,7 @@
 //! * `x86_64` — AVX2 and AVX-512. A CPU feature is a value there; having it is the proof that its code may run.
 //! * `aarch64` — NEON, `dotprod` and `i8mm`, likewise.
 //! * `flash` — the algorithm shared by the tuned families of attention.
-//! * `lanes` — steps of it on vectors, one algorithm compiled per instruction set.
+//! * `lanes` — its steps, and those of `panel` with floats, on vectors: one algorithm compiled per instruction set.
 //! * `vector` — the row operations (norms, rope, softmax, gates, …), one algorithm compiled per instruction set.
 //! * `panel` — the algorithm shared by the tuned families: x rows are packed so that the lanes of a vector are rows of
 //!   x, and weights, read once, are broadcast against them.

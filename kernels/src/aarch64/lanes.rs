@@ -4,8 +4,9 @@ use std::arch::aarch64::*;
 
 use super::Neon;
 use super::mem::*;
+use super::rows::store_transposed;
 use crate::lanes::attention::Vectors;
-use crate::lanes::{Body, Lanes, lanes};
+use crate::lanes::{Body, Lanes, float, lanes};
 use crate::tile::TILE;
 use crate::tile::kv::LINE_SIZE_BYTES;
 
@@ -18,6 +19,14 @@ pub(crate) type Attention = Vectors<Neon, LANES, 4, false>;
 /// Returns it, if this CPU can run it.
 pub(crate) fn attention() -> Option<Attention> {
     Neon::detect().map(Vectors)
+}
+
+/// Products with weights of `SIZE` bytes: two vectors for a group.
+pub(crate) type Rows<const SIZE: usize> = float::Rows<Neon, LANES, SIZE, 8, 2, 4>;
+
+/// Returns them, if this CPU can run them.
+pub(crate) fn rows<const SIZE: usize>() -> Option<Rows<SIZE>> {
+    Neon::detect().map(float::Rows)
 }
 
 lanes! {
@@ -43,6 +52,11 @@ lanes! {
 
     fn store(out: &mut [f32; 4], x: float32x4_t) {
         store_f32(out, x);
+    }
+
+    fn store_bytes(out: &mut [[u8; 4]; 4], x: float32x4_t) {
+        let out = out.as_flattened_mut().as_mut_array().expect("16 bytes");
+        store_u8(out, vreinterpretq_u8_f32(x));
     }
 
     fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -115,6 +129,10 @@ lanes! {
 
     fn transpose(rows: [float32x4_t; 4]) -> [float32x4_t; 4] {
         transpose(rows)
+    }
+
+    fn store_transposed(acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+        store_transposed(acc, n_lanes, out, stride);
     }
 
     fn unzip(line: &[u8; LINE_SIZE_BYTES], even: &mut [f32; TILE], odd: &mut [f32; TILE]) {

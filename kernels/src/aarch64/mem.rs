@@ -120,26 +120,6 @@ pub(super) fn padded<const N: usize>(tail: &[u8]) -> [u8; N] {
     bytes
 }
 
-/// Loads up to 4 elements from element `i` of a row on, followed by zeros.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn load_row<const HALF: bool>(row: &[u8], i: usize) -> float32x4_t {
-    let size = if HALF { 2 } else { 4 };
-    // A missing row is shorter than any offset.
-    let rest = row.get(i * size..).unwrap_or(&[]);
-    if HALF {
-        match rest.first_chunk() {
-            Some(chunk) => load_f16(chunk),
-            None => load_f16(&padded(rest)),
-        }
-    } else {
-        match rest.first_chunk() {
-            Some(chunk) => load_f32_bytes(chunk),
-            None => load_f32_bytes(&padded(rest)),
-        }
-    }
-}
-
 /// Adds `v` times lane `lane` of `scales`.
 #[inline]
 #[target_feature(enable = "neon")]

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{Body, Lanes, exp, load_elements, padded, tanh};
+use super::{Body, Lanes, Square, exp, fill, tanh};
 use crate::flash::{Micro, RowScores, ScoreRow, StepMask};
 use crate::op::attention::STEP;
 use crate::tile::TILE;
@@ -119,24 +119,10 @@ impl<const L: usize, const SIZE: usize> Body<L> for Keys<'_, SIZE> {
     #[inline(always)]
     fn run<I: Lanes<L>>(self, isa: I) {
         for side in 0..STEP / L {
-            let mut rows: [&[[u8; SIZE]]; L] = [&[]; L];
-            for (out, row) in rows.iter_mut().zip(self.rows.iter().skip(side * L)) {
-                *out = row.as_chunks().0;
-            }
-            // Vectors that all rows have.
-            let n = rows.iter().map(|row| row.len() / L).min().unwrap_or(0);
-            let wholes = rows.map(|row| &row.as_chunks().0[..n]);
+            let rows = self.rows.iter().skip(side * L).copied();
+            let square = Square::<L, SIZE>::new(rows);
             for (c, lines) in self.panel.chunks_mut(L).enumerate() {
-                let mut m = [isa.splat(0.0); L];
-                for kv in 0..L {
-                    m[kv] = if c < n {
-                        load_elements(isa, &wholes[kv][c])
-                    } else {
-                        let rest = rows[kv].get(c * L..).unwrap_or(&[]);
-                        load_elements(isa, &padded(rest))
-                    };
-                }
-                for (line, v) in lines.iter_mut().zip(isa.transpose(m)) {
+                for (line, v) in lines.iter_mut().zip(square.columns(isa, c)) {
                     isa.store(&mut line.as_chunks_mut().0[side], v);
                 }
             }
@@ -176,15 +162,7 @@ impl<const L: usize, const SIZE: usize> Body<L> for Values<'_, SIZE> {
     fn run<I: Lanes<L>>(self, isa: I) {
         let outs = self.panel.chunks_exact_mut(self.stride);
         for (row, out) in self.rows.iter().zip(outs) {
-            let (whole, mut tail) = row.as_chunks::<SIZE>().0.as_chunks();
-            let (out, rest) = out.as_chunks_mut().0.split_at_mut(whole.len());
-            for (out, whole) in out.iter_mut().zip(whole) {
-                isa.store(out, load_elements(isa, whole));
-            }
-            for out in rest {
-                isa.store(out, load_elements(isa, &padded(tail)));
-                tail = &[];
-            }
+            fill::<L, SIZE, I>(isa, row, out);
         }
     }
 }

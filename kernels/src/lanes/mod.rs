@@ -1,4 +1,5 @@
-//! Attention of the families with vectors: one algorithm, compiled once per instruction set.
+//! Attention, and products with plain rows of floats, of the families with vectors: one algorithm each, compiled once per
+//! instruction set.
 //!
 //! A [`Body`] holds the arguments of a step; [`Lanes::run`] calls it from a function that is compiled with the
 //! instructions, into which it is inlined with all operations on vectors. These have the length `L` in their types, so
@@ -11,6 +12,7 @@
 
 pub(crate) mod attention;
 mod exp;
+pub(crate) mod float;
 
 use std::fmt::Debug;
 
@@ -52,6 +54,9 @@ pub(crate) trait Lanes<const L: usize>: Copy + Debug + Send + Sync + 'static {
 
     /// Stores floats.
     fn store(self, out: &mut [f32; L], x: Self::Floats);
+
+    /// Stores floats as bytes, in native order.
+    fn store_bytes(self, out: &mut [[u8; 4]; L], x: Self::Floats);
 
     /// Returns `a + b`.
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
@@ -112,6 +117,9 @@ pub(crate) trait Lanes<const L: usize>: Copy + Debug + Send + Sync + 'static {
 
     /// Returns the transpose of a square.
     fn transpose(self, rows: [Self::Floats; L]) -> [Self::Floats; L];
+
+    /// See [`Micro::store`](crate::panel::Micro::store).
+    fn store_transposed(self, acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize);
 
     /// Writes the two rows of a line of an fp16 tile, in which they are interleaved, as f32.
     fn unzip(self, line: &[u8; LINE_SIZE_BYTES], even: &mut [f32; TILE], odd: &mut [f32; TILE]);
@@ -184,4 +192,55 @@ fn padded<const L: usize, const SIZE: usize>(elements: &[[u8; SIZE]]) -> [[u8; S
         *out = *element;
     }
     out
+}
+
+/// Writes a row of elements of `SIZE` bytes as whole vectors, followed by zeros.
+#[inline(always)]
+fn fill<const L: usize, const SIZE: usize, I: Lanes<L>>(isa: I, row: &[u8], out: &mut [f32]) {
+    let (whole, mut tail) = row.as_chunks::<SIZE>().0.as_chunks();
+    let (out, rest) = out.as_chunks_mut().0.split_at_mut(whole.len());
+    for (out, whole) in out.iter_mut().zip(whole) {
+        isa.store(out, load_elements(isa, whole));
+    }
+    for out in rest {
+        isa.store(out, load_elements(isa, &padded(tail)));
+        tail = &[];
+    }
+}
+
+/// Rows of elements of `SIZE` bytes, `L` of which are read as columns.
+struct Square<'a, const L: usize, const SIZE: usize> {
+    rows: [&'a [[u8; SIZE]]; L],
+    /// Vectors that all rows have.
+    wholes: [&'a [[[u8; SIZE]; L]]; L],
+}
+
+impl<'a, const L: usize, const SIZE: usize> Square<'a, L, SIZE> {
+    /// Takes the first `L` rows; missing ones are zeros.
+    #[inline(always)]
+    fn new(bytes: impl Iterator<Item = &'a [u8]>) -> Self {
+        let mut rows: [&[[u8; SIZE]]; L] = [&[]; L];
+        for (row, bytes) in rows.iter_mut().zip(bytes) {
+            *row = bytes.as_chunks().0;
+        }
+        let n = rows.iter().map(|row| row.len() / L).min().unwrap_or(0);
+        let wholes = rows.map(|row| &row.as_chunks().0[..n]);
+        Self { rows, wholes }
+    }
+
+    /// Returns the elements from `c * L` on of every row: vector `i` has those of column `c * L + i`.
+    #[inline(always)]
+    fn columns<I: Lanes<L>>(&self, isa: I, c: usize) -> [I::Floats; L] {
+        let mut m = [isa.splat(0.0); L];
+        for i in 0..L {
+            m[i] = match self.wholes[i].get(c) {
+                Some(whole) => load_elements(isa, whole),
+                None => {
+                    let rest = self.rows[i].get(c * L..).unwrap_or(&[]);
+                    load_elements(isa, &padded(rest))
+                }
+            };
+        }
+        isa.transpose(m)
+    }
 }

@@ -3,7 +3,7 @@
 use super::Kernel;
 use crate::WeightType;
 #[cfg(target_arch = "aarch64")]
-use crate::aarch64::rows;
+use crate::aarch64::{lanes, rows};
 use crate::generic;
 use crate::op::mul_mat::MulMat;
 use crate::panel::Panel;
@@ -25,17 +25,17 @@ static MUL_MAT_F32: &[Kernel<MulMat>] = &[
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-f32-avx512f",
-        select: || Some(panel(x86_64::avx512::float::F32::detect()?)),
+        select: || Some(panel(x86_64::avx512::lanes::rows::<4>()?)),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-f32-avx2fma",
-        select: || Some(panel(x86_64::avx2::float::F32::detect()?)),
+        select: || Some(panel(x86_64::avx2::lanes::rows::<4>()?)),
     },
     #[cfg(target_arch = "aarch64")]
     Kernel {
         name: "aarch64-f32-neon",
-        select: || Some(panel(rows::F32::detect()?)),
+        select: || Some(panel(lanes::rows::<4>()?)),
     },
     Kernel {
         name: "generic-f32",
@@ -51,17 +51,17 @@ static MUL_MAT_F16: &[Kernel<MulMat>] = &[
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-f16-avx512f",
-        select: || Some(panel(x86_64::avx512::float::F16::detect()?)),
+        select: || Some(panel(x86_64::avx512::lanes::rows::<2>()?)),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "x86_64-f16-avx2fma",
-        select: || Some(panel(x86_64::avx2::float::F16::detect()?)),
+        select: || Some(panel(x86_64::avx2::lanes::rows::<2>()?)),
     },
     #[cfg(target_arch = "aarch64")]
     Kernel {
         name: "aarch64-f16-neon",
-        select: || Some(panel(rows::F16::detect()?)),
+        select: || Some(panel(lanes::rows::<2>()?)),
     },
     Kernel {
         name: "generic-f16",

@@ -1,9 +1,7 @@
 //! Products with plain rows of weights, by the [shared algorithm](crate::panel): eight rows of x are two vectors of f32.
 
-mod float;
 mod quant;
 
-pub(crate) use float::{F16, F32};
 pub(crate) use quant::{DotQ4_0, DotQ8_0, LongQ4_0, LongQ8_0};
 
 use super::mem::*;
@@ -16,7 +14,7 @@ const VECTORS: usize = LANES / 4;
 
 /// Writes `acc[r][lane]` to `out[lane * stride + r]`, for 4 values of `r` and `n_lanes` lanes.
 #[target_feature(enable = "neon")]
-fn store_transposed(acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+pub(super) fn store_transposed(acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
     let fours = acc.as_chunks().0;
     for first in (0..n_lanes).step_by(4) {
         let row = |r: usize| load_f32(&fours[r * VECTORS + first / 4]);

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, LINE, reduce_add};
+use super::{LANES, LINE, reduce_add, store_transposed};
 use crate::lanes::attention::Vectors;
-use crate::lanes::{Body, Lanes, lanes};
+use crate::lanes::{Body, Lanes, float, lanes};
 use crate::tile::TILE;
 use crate::tile::kv::LINE_SIZE_BYTES;
 use crate::x86_64::Avx2;
@@ -16,6 +16,14 @@ pub(crate) type Attention = Vectors<Avx2, LANES, 4, true>;
 /// Returns it, if this CPU can run it.
 pub(crate) fn attention() -> Option<Attention> {
     Avx2::detect().map(Vectors)
+}
+
+/// Products with weights of `SIZE` bytes: a vector for a group.
+pub(crate) type Rows<const SIZE: usize> = float::Rows<Avx2, LANES, SIZE, 4, 1, 6>;
+
+/// Returns them, if this CPU can run them.
+pub(crate) fn rows<const SIZE: usize>() -> Option<Rows<SIZE>> {
+    Avx2::detect().map(float::Rows)
 }
 
 lanes! {
@@ -43,6 +51,11 @@ lanes! {
 
     fn store(out: &mut [f32; 8], x: __m256) {
         store_f32x8(out, x);
+    }
+
+    fn store_bytes(out: &mut [[u8; 4]; 8], x: __m256) {
+        let out = out.as_flattened_mut().as_mut_array().expect("32 bytes");
+        store_256(out, _mm256_castps_si256(x));
     }
 
     fn add(a: __m256, b: __m256) -> __m256 {
@@ -116,6 +129,10 @@ lanes! {
         transpose(rows)
     }
 
+    fn store_transposed(acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+        store_transposed(acc, n_lanes, out, stride);
+    }
+
     fn unzip(line: &[u8; LINE_SIZE_BYTES], even: &mut [f32; TILE], odd: &mut [f32; TILE]) {
         // Within each part of 128 bits: first halves, then second halves; then the parts are joined.
         let order = _mm256_set_epi8(
@@ -139,7 +156,7 @@ lanes! {
 /// Returns the transpose of an 8 x 8 matrix: pairs, then fours inside 128-bit parts, then the parts.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn transpose(m: [__m256; 8]) -> [__m256; 8] {
+fn transpose(m: [__m256; 8]) -> [__m256; 8] {
     let zero = _mm256_setzero_ps();
     let (mut a, mut b) = ([zero; 8], [zero; 8]);
     for i in 0..4 {

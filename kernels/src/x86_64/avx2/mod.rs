@@ -1,6 +1,5 @@
 //! AVX2: groups of 8 rows of x.
 
-pub(crate) mod float;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod quant;

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, LINE};
+use super::{LANES, LINE, store_transposed};
 use crate::lanes::attention::Vectors;
-use crate::lanes::{Body, Lanes, lanes};
+use crate::lanes::{Body, Lanes, float, lanes};
 use crate::tile::TILE;
 use crate::tile::kv::LINE_SIZE_BYTES;
 use crate::x86_64::Avx512f;
@@ -16,6 +16,14 @@ pub(crate) type Attention = Vectors<Avx512f, LANES, 8, true>;
 /// Returns it, if this CPU can run it.
 pub(crate) fn attention() -> Option<Attention> {
     Avx512f::detect().map(Vectors)
+}
+
+/// Products with weights of `SIZE` bytes: a vector for a group.
+pub(crate) type Rows<const SIZE: usize> = float::Rows<Avx512f, LANES, SIZE, 8, 1, 7>;
+
+/// Returns them, if this CPU can run them.
+pub(crate) fn rows<const SIZE: usize>() -> Option<Rows<SIZE>> {
+    Avx512f::detect().map(float::Rows)
 }
 
 lanes! {
@@ -43,6 +51,11 @@ lanes! {
 
     fn store(out: &mut [f32; 16], x: __m512) {
         store_f32x16(out, x);
+    }
+
+    fn store_bytes(out: &mut [[u8; 4]; 16], x: __m512) {
+        let out = out.as_flattened_mut().as_mut_array().expect("64 bytes");
+        store_512(out, _mm512_castps_si512(x));
     }
 
     fn add(a: __m512, b: __m512) -> __m512 {
@@ -111,6 +124,10 @@ lanes! {
         transpose(rows)
     }
 
+    fn store_transposed(acc: &[f32], n_lanes: usize, out: &mut [f32], stride: usize) {
+        store_transposed(acc, n_lanes, out, stride);
+    }
+
     fn unzip(line: &[u8; LINE_SIZE_BYTES], even: &mut [f32; TILE], odd: &mut [f32; TILE]) {
         let (even, odd) = (even.as_chunks_mut().0, odd.as_chunks_mut().0);
         for (i, pairs) in line.as_chunks::<LINE>().0.iter().enumerate() {
@@ -126,7 +143,7 @@ lanes! {
 /// Returns the transpose of a 16 x 16 matrix: pairs, then fours inside 128-bit parts, then the parts.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transpose(m: [__m512; 16]) -> [__m512; 16] {
+fn transpose(m: [__m512; 16]) -> [__m512; 16] {
     let zero = _mm512_setzero_ps();
     let (mut a, mut b) = ([zero; 16], [zero; 16]);
     for i in 0..8 {

@@ -1,6 +1,5 @@
 //! AVX-512: groups of 16 rows of x.
 
-pub(crate) mod float;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod probe;
