@@ -9,11 +9,11 @@
 mod common;
 
 use common::Rng;
+use common::product::{Exact, lay, random_rows, regressions, results, rows_of_edges, with_rows};
 use llada_npu_kernels::op::convert::{dequantize_row, f32_to_f16_row, quantize_row_q8_0};
 use llada_npu_kernels::op::mul_mat::MulMat;
 use llada_npu_kernels::{F32Rows, WeightRows, WeightType, registry};
 use proptest::prelude::*;
-use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 
 /// Rows of weights.
 trait WeightRow {
@@ -54,19 +54,11 @@ struct Case {
     x: Vec<Vec<f32>>,
 }
 
-/// Exact results, and for each the sum of the magnitudes of its terms.
-struct Exact {
-    values: Vec<Vec<f64>>,
-    magnitudes: Vec<Vec<f64>>,
-}
-
 impl Case {
     fn random(ty: WeightType, k: usize, n_weights: usize, n_rows: usize, seed: u64) -> Self {
         let mut rng = Rng(seed);
         let weights = (0..n_weights).map(|_| rng.weight_row(ty, k)).collect();
-        let x = (0..n_rows)
-            .map(|_| (0..k).map(|_| rng.float()).collect())
-            .collect();
+        let x = random_rows(&mut rng, n_rows, k);
         Self { ty, k, weights, x }
     }
 
@@ -129,42 +121,19 @@ impl Case {
     }
 }
 
-/// Lays rows `nb1` bytes apart from an odd address on.
-fn lay(rows: impl Iterator<Item = Vec<u8>>, nb1: usize) -> Vec<u8> {
-    let mut bytes = vec![0xee; 1];
-    for mut row in rows {
-        row.resize(nb1, 0xee);
-        bytes.extend(row);
-    }
-    bytes
-}
-
 fn run(kernel: &MulMat, case: &Case) -> Vec<Vec<f32>> {
     let (k, n_weights, n_rows) = (case.k, case.weights.len(), case.x.len());
-    let (w_nb1, x_nb1) = (case.ty.row_size(k).unwrap() + 3, 4 * k + 1);
-    let w_bytes = lay(case.weights.iter().cloned(), w_nb1);
-    let x_bytes = lay(
-        case.x
-            .iter()
-            .map(|x| x.iter().flat_map(|v| v.to_ne_bytes()).collect()),
-        x_nb1,
-    );
-    let weights = WeightRows::new(case.ty, k, n_weights, w_nb1, &w_bytes[1..]).unwrap();
-    let x = F32Rows::new(k, n_rows, x_nb1, &x_bytes[1..]).unwrap();
+    let nb1 = case.ty.row_size(k).unwrap() + 3;
+    let bytes = lay(case.weights.iter().cloned(), nb1);
+    let weights = WeightRows::new(case.ty, k, n_weights, nb1, &bytes[1..]).unwrap();
 
     let layout = kernel.layout(k, n_rows);
     // Old contents must not matter.
     let mut panel = vec![0xff; layout.panel_size_bytes()];
-    kernel.prepare(&layout, &x, &mut panel);
-    let stride = n_weights + 2;
-    let mut out = vec![7.25; n_rows * stride];
-    kernel.mul_mat(&layout, &weights, &panel, n_rows, &mut out, stride);
-    out.chunks(stride)
-        .map(|row| {
-            assert_eq!(row[n_weights..], [7.25; 2], "written beside the results");
-            row[..n_weights].to_vec()
-        })
-        .collect()
+    with_rows(&case.x, k, |x| kernel.prepare(&layout, x, &mut panel));
+    results(n_rows, n_weights, |out, stride| {
+        kernel.mul_mat(&layout, &weights, &panel, n_rows, out, stride);
+    })
 }
 
 /// Runs `test` on every kernel for the type.
@@ -174,25 +143,9 @@ fn each_kernel(ty: WeightType, test: impl FnMut(&'static str, &MulMat)) {
 
 /// Checks results against exact ones and returns the largest share of the tolerance used.
 fn check(name: &str, kernel: &MulMat, case: &Case, exact: &Exact) -> f64 {
-    let mut worst: f64 = 0.0;
-    for (i1, row) in run(kernel, case).iter().enumerate() {
-        for (i0, got) in row.iter().enumerate() {
-            let (want, tolerance) = (
-                exact.values[i1][i0],
-                case.tolerance(exact.magnitudes[i1][i0]),
-            );
-            let error = (f64::from(*got) - want).abs();
-            let shape = (case.k, case.weights.len(), case.x.len());
-            assert!(
-                error <= tolerance,
-                "{name} {shape:?} [{i1}][{i0}]: {got}, exact {want}, tolerance {tolerance:e}"
-            );
-            if tolerance > 0.0 {
-                worst = worst.max(error / tolerance);
-            }
-        }
-    }
-    worst
+    let what = format!("{name} {:?}", (case.k, case.weights.len(), case.x.len()));
+    let tolerance = |_, _, magnitude| case.tolerance(magnitude);
+    exact.check(&what, &run(kernel, case), tolerance)
 }
 
 fn lengths(ty: WeightType) -> &'static [usize] {
@@ -281,23 +234,7 @@ fn every_kernel_quantises_x_as_the_row_conversion_does() {
     // Weights that pick one element: the result is its quantised value.
     let mut rng = Rng(5);
     for n_rows in [1, 20] {
-        let mut x: Vec<Vec<f32>> = (0..n_rows)
-            .map(|_| (0..32).map(|_| rng.float()).collect())
-            .collect();
-        // Halves on both sides of zero, and the floats next to them.
-        for (i, x) in x[0].iter_mut().enumerate() {
-            let half = (i / 3) as f32 + 0.5;
-            *x = [half, half.next_down(), -half][i % 3];
-        }
-        x[0][31] = 127.0;
-        if n_rows > 10 {
-            x[1].fill(0.0);
-            x[2].fill(1e-9);
-            x[3].fill(4e-6);
-            x[4].fill(-3e38);
-            x[5].iter_mut().for_each(|x| *x *= 1e-3);
-            x[6].iter_mut().for_each(|x| *x *= 1e5);
-        }
+        let x = rows_of_edges(&mut rng, n_rows);
         let weights = (0..32)
             .map(|i| {
                 let mut block = vec![0; 34];
@@ -314,15 +251,7 @@ fn every_kernel_quantises_x_as_the_row_conversion_does() {
         };
         let exact = case.exact();
         each_kernel(case.ty, |name, kernel| {
-            for (i, (got, want)) in run(kernel, &case).iter().zip(&exact.values).enumerate() {
-                if i == 4 {
-                    // The scale overflows f16.
-                    assert!(got.iter().all(|v| !v.is_finite()), "{name}: {got:?}");
-                    continue;
-                }
-                let want: Vec<f32> = want.iter().map(|v| *v as f32).collect();
-                assert_eq!(got, &want, "{name}, row {i} of {n_rows}");
-            }
+            exact.check_picked(name, &run(kernel, &case));
         });
     }
 }
@@ -411,10 +340,6 @@ fn parts_of_a_product_are_the_bits_of_the_whole() {
             }
         });
     }
-}
-
-fn regressions() -> Option<Box<dyn FailurePersistence>> {
-    Some(Box::new(FileFailurePersistence::WithSource("regressions")))
 }
 
 proptest! {

@@ -1,9 +1,14 @@
 //! What the suites share: a generator, and ggml's blocks read from their definition.
 
 #![allow(dead_code, unused_imports, reason = "each suite uses a part")]
-#![expect(clippy::cast_possible_truncation, reason = "a test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test"
+)]
 
 mod kernels;
+pub(crate) mod product;
 
 use half::f16;
 use llada_npu_kernels::tile::TileType;
