@@ -33,8 +33,8 @@ run_light() {
     local status=0
     LLADA_NPU_FUZZ_SECONDS=60 cargo test --locked --release --no-fail-fast -p llada-npu-kernels -p llada-npu-ffi \
         -p ggml-llada-npu || status=1
-    cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test contexts \
-        --test fault --test fault_numbers --test instances --test low_rank --test memory --test session || status=1
+    cargo test --locked --release --no-fail-fast -p llada-npu-qnn-fault -p llada-npu-qnn-tests --lib --test attention \
+        --test contexts --test fault --test fault_numbers --test instances --test low_rank --test memory --test session || status=1
     return "$status"
 }
 
@@ -64,7 +64,7 @@ qnn_tests() {
         "$REPO/scripts/setup.sh" "qnn=${1:-$QNN_VERSION}" || return
     fi
     LLADA_NPU_QNN_DIR=$(qnn_dir "$@") cargo test --locked --release --no-fail-fast -p llada-npu-qnn-tests \
-        --test htp --test htp_numbers --test saver -- --show-output
+        --test htp --test htp_attention --test htp_numbers --test saver -- --show-output
 }
 
 run_qnn() {

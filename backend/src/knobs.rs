@@ -12,9 +12,10 @@ use std::path::PathBuf;
 
 use llada_npu_ffi::qnn::{PerformanceMode, Soc};
 
-pub use choice::{Accel, HostWeights, Linear, Policy, Repack, Tier, UnknownPolicy};
+pub use choice::{Accel, Attention, HostWeights, Linear, Policy, Repack, Tier, UnknownPolicy};
 use choice::{
-    parse_accel, parse_host_weights, parse_linear, parse_policy, parse_repack, parse_tier,
+    parse_accel, parse_attention, parse_host_weights, parse_linear, parse_policy, parse_repack,
+    parse_tier,
 };
 pub use listing::{Setting, settings};
 
@@ -275,6 +276,15 @@ pub static LLADA_NPU_QNN_LINEAR: Knob<Linear> = Knob {
     parse: parse_linear,
 };
 
+/// Where attention runs.
+pub static LLADA_NPU_QNN_ATTENTION: Knob<Attention> = Knob {
+    name: "LLADA_NPU_QNN_ATTENTION",
+    expected: "host or npu",
+    help: "where products run through QNN, attention stays on the CPU, or runs there as well, in half floats, with K and V copied into inputs of graphs",
+    default: Attention::Host,
+    parse: parse_attention,
+};
+
 fn parse_seconds(value: &str) -> Option<f64> {
     let seconds: f64 = value.parse().ok()?;
     (seconds > 0.0 && seconds <= 1e6).then_some(seconds)
@@ -326,6 +336,8 @@ mod tests {
         assert_eq!(parse_list("a,,b"), None);
         assert_eq!(parse_repack("memory"), Some(Repack::Memory));
         assert_eq!(parse_repack("disk"), None);
+        assert_eq!(parse_attention("npu"), Some(Attention::Npu));
+        assert_eq!(parse_attention("NPU"), None);
         assert_eq!(parse_number("20"), Some(20));
         assert_eq!(parse_number("-1"), None);
         assert_eq!(parse_mib("3"), Some(Some(3 << 20)));

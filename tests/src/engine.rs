@@ -61,11 +61,20 @@ pub fn load(path: &Path, target: Target) -> Arc<Model> {
 /// When the engine refuses it.
 #[must_use]
 pub fn session(model: &Arc<Model>, n_threads: u32, sampling: Sampling) -> Session {
+    session_over(model, KvType::F32, n_threads, sampling)
+}
+
+/// Makes one with K/V of a type.
+///
+/// # Panics
+/// When the engine refuses it.
+#[must_use]
+pub fn session_over(model: &Arc<Model>, kv: KvType, n_threads: u32, sampling: Sampling) -> Session {
     let params = SessionParams {
         n_ctx: 512,
         n_threads,
-        type_k: KvType::F32,
-        type_v: KvType::F32,
+        type_k: kv,
+        type_v: kv,
         sampling,
     };
     Session::new(Arc::clone(model), params).unwrap_or_else(|error| panic!("{error}"))

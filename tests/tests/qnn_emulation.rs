@@ -44,17 +44,24 @@ struct Report {
     graphs_built: u64,
     graphs_loaded: u64,
     executions: u64,
+    attentions: u64,
     refused: serde_json::Map<String, serde_json::Value>,
     overflows: u64,
 }
 
 /// Runs `qnn-eval` with an environment; it compares with what an earlier run wrote into `host`.
-fn eval(weights: &str, out: &Path, host: Option<&Path>, environment: &dyn Fn(&mut Command)) -> Run {
+fn eval(
+    weights: &str,
+    kv: &str,
+    out: &Path,
+    host: Option<&Path>,
+    environment: &dyn Fn(&mut Command),
+) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qnn-eval"));
     command
         .arg(trained(weights))
         .arg("validation.jsonl")
-        .args([N_PROMPTS.to_string(), N_GEN.to_string()])
+        .args([N_PROMPTS.to_string(), N_GEN.to_string(), kv.to_owned()])
         .arg(out)
         .args(host);
     environment(&mut command);
@@ -68,20 +75,43 @@ fn eval(weights: &str, out: &Path, host: Option<&Path>, environment: &dyn Fn(&mu
 #[test]
 fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
     let name = "logits_and_texts_are_those_of_the_reference_and_of_the_host";
-    let Some(qnn) = Qnn::emulation(name) else {
-        return;
+    if let Some(qnn) = Qnn::emulation(name) {
+        check_logits_and_texts(&qnn, "q4_0", false);
+    }
+}
+
+#[test]
+fn with_attention_logits_and_texts_are_those_of_the_reference_and_of_the_host() {
+    let name = "with_attention_logits_and_texts_are_those_of_the_reference_and_of_the_host";
+    for weights in ["q4_0", "f16"] {
+        if let Some(qnn) = Qnn::emulation(name) {
+            check_logits_and_texts(&qnn, weights, true);
+        }
+    }
+}
+
+/// Compares logits with the reference, texts with the host's, and a second start with the first.
+fn check_logits_and_texts(qnn: &Qnn, weights: &str, has_attention: bool) {
+    // Graphs of attention take half floats.
+    let kv = if has_attention { "f16" } else { "f32" };
+    let set = |command: &mut Command| {
+        qnn.set(command);
+        if has_attention {
+            command.env("LLADA_NPU_QNN_ATTENTION", "npu");
+        }
     };
     let scratch = tempfile::tempdir().expect("a directory");
     let [on_host, on_qnn, again] = ["host", "qnn", "again"].map(|dir| scratch.path().join(dir));
-    let host = eval("q4_0", &on_host, None, &|command| {
+    let host = eval(weights, kv, &on_host, None, &|command| {
         command.env("LLADA_NPU_ACCEL", "host");
     });
-    let first = eval("q4_0", &on_qnn, Some(&on_host), &|command| qnn.set(command));
+    let first = eval(weights, kv, &on_qnn, Some(&on_host), &set);
     let report = first.qnn.expect("the library was used");
     assert!(
         report.graphs_built > 0 && report.executions > 0,
         "{report:?}"
     );
+    assert_eq!(report.attentions > 0, has_attention, "{report:?}");
     assert!(
         report.refused.is_empty() && report.overflows == 0,
         "{report:?}"
@@ -90,7 +120,7 @@ fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
     let mut numpy = Numpy::new();
     let requests = first.prompts.iter().map(|prompt| {
         let request = serde_json::json!([{ "tokens": prompt.tokens }]);
-        numpy.forward(&trained("q4_0"), &request)
+        numpy.forward(&trained(weights), &request)
     });
     let references: Vec<_> = requests.collect();
     numpy.run();
@@ -103,7 +133,7 @@ fn logits_and_texts_are_those_of_the_reference_and_of_the_host() {
         assert_texts(prompt, &host.prompts[i]);
     }
 
-    let second = eval("q4_0", &again, None, &|command| qnn.set(command));
+    let second = eval(weights, kv, &again, None, &set);
     let report = second.qnn.expect("the library was used");
     assert_eq!(report.graphs_built, 0, "{report:?}");
     assert!(report.graphs_loaded > 0, "{report:?}");

@@ -178,6 +178,40 @@ fn calls_that_are_slow_or_hang() {
 }
 
 #[test]
+fn attention_runs_in_graphs_or_on_the_host() {
+    let expected = answer_of_host("q4_0", PROMPT);
+    let attention = ("LLADA_NPU_QNN_ATTENTION", "npu");
+    let qnn = Qnn::fault();
+    let first = qnn.answer("q4_0", PROMPT, &[attention, ("QNN_FAULT", "memory")]);
+    expect(&first, expected.text(), "first start", Left::All);
+    assert!(first.number("attentions") > Some(0.0));
+    let second = qnn.answer("q4_0", PROMPT, &[attention, ("QNN_FAULT", "memory")]);
+    expect(&second, expected.text(), "second start", Left::All);
+    assert_eq!(second.number("graphs_built"), Some(0.0));
+    assert_eq!(second.number("attentions"), first.number("attentions"));
+    // Five tensors of each lie in registered memory, two of every product's at least.
+    let products = second.number("executions").unwrap_or(0.0);
+    let least = 5.0 * second.number("attentions").unwrap_or(0.0) + 2.0 * products;
+    assert!(second.number("shared") >= Some(least));
+    let products = qnn.answer("q4_0", PROMPT, &[]);
+    assert_eq!(products.number("attentions"), Some(0.0));
+    for (fault, left) in [
+        // The graphs of products come first.
+        ("fail graphExecute 6000 after 20", Left::Host),
+        ("fail graphFinalize 1002 after 19", Left::Host),
+        ("wrong nan after 25", Left::Host),
+        ("wrong inputs", Left::Host),
+        ("hang graphExecute after 25", Left::Host),
+        ("hang graphFinalize after 19", Left::Host),
+        ("memory; fail memRegister 8000 after 10", Left::All),
+    ] {
+        let settings = [LIMIT, attention, ("QNN_FAULT", fault)];
+        let answer = Qnn::fault().answer("q4_0", PROMPT, &settings);
+        expect(&answer, expected.text(), fault, left);
+    }
+}
+
+#[test]
 fn adapters_run_in_graphs_or_on_the_host() {
     let eval = env!("CARGO_BIN_EXE_lora-eval");
     let mut files = Adapted::make(Some("--arch llada --shape small --type F16"));

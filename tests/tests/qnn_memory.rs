@@ -68,6 +68,39 @@ fn contexts_go_through_the_budget_and_the_text_stays() {
     }
 }
 
+#[test]
+fn contexts_of_attention_go_through_the_budget() {
+    let expected = answer_of_host("q4_0", PROMPT);
+    let qnn = Qnn::fault();
+    for policy in POLICIES {
+        let settings = [
+            ("QNN_FAULT", "memory"),
+            ("LLADA_NPU_QNN_ATTENTION", "npu"),
+            ("LLADA_NPU_BUDGET", "1"),
+            ("LLADA_NPU_MEMORY", policy),
+        ];
+        let answer = qnn.answer("q4_0", PROMPT, &settings);
+        let number = check(&answer, expected.text(), policy);
+        assert_eq!(answer.warnings(), [""; 0], "{policy}");
+        assert_eq!(number("refused"), 0, "{policy}");
+        assert!(number("attentions") > 0, "{policy}");
+        let peak = number("peak_mapped_bytes");
+        assert!(0 < peak && peak <= 1 << 20, "{policy}: {peak}");
+        assert_eq!(number("context_maps"), number("context_unmaps"), "{policy}");
+    }
+    // Those that are lost on the way are the host's, and nothing else.
+    let fault = "memory; fail contextCreateFromBinary 1002 after 20";
+    let settings = [
+        ("QNN_FAULT", fault),
+        ("LLADA_NPU_QNN_ATTENTION", "npu"),
+        ("LLADA_NPU_BUDGET", "1"),
+    ];
+    let answer = qnn.answer("q4_0", PROMPT, &settings);
+    let number = check(&answer, expected.text(), fault);
+    assert!(number("refused") > 0);
+    assert_eq!(number("context_maps"), number("context_unmaps"));
+}
+
 /// Weights of products in the model: seven in each of six layers, and the output matrix.
 const N_WEIGHTS: u64 = 6 * 7 + 1;
 
@@ -164,9 +197,10 @@ fn logits_within_a_budget_are_those_without_one() {
     let scratch = tempfile::tempdir().unwrap();
     let eval = |out: &Path, settings: &[(&str, &str)]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_qnn-eval"));
-        let arguments = ["validation.jsonl", "3", "24"];
+        let arguments = ["validation.jsonl", "3", "24", "f16"];
         command.arg(trained("q4_0")).args(arguments).arg(out);
         qnn.set(&mut command);
+        command.env("LLADA_NPU_QNN_ATTENTION", "npu");
         let output = command.envs(settings.iter().copied()).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {stderr}", output.status);

@@ -1,5 +1,6 @@
 //! Instances of the device: one thread of work each.
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,6 +98,8 @@ pub struct NpuBackend {
     started: Vec<bool>,
     /// Where there is a budget: the contexts that each of them needs; `None` for those that the host computes.
     needs: Vec<Option<Vec<ContextNeed>>>,
+    /// Likewise, those of operations that the accelerator computes one by one, by node.
+    alone: BTreeMap<usize, Vec<ContextNeed>>,
 }
 
 impl NpuBackend {
@@ -121,6 +124,7 @@ impl NpuBackend {
             dense: DensePlan::default(),
             started: Vec::new(),
             needs: Vec::new(),
+            alone: BTreeMap::new(),
         }
     }
 
@@ -158,8 +162,11 @@ impl NpuBackend {
     ) -> Result<(), ComputeError> {
         let rest = &segments[first..];
         while let Some(resident) = &mut self.resident {
-            let (roles, needs) = (&self.dense.roles, &self.needs);
-            let server = |node| server(roles, needs, node);
+            let (roles, needs, alone) = (&self.dense.roles, &self.needs, &self.alone);
+            let server = |node| match alone.get(&node) {
+                Some(needs) => Server::Accelerator(needs),
+                None => server(roles, needs, node),
+            };
             let signature = signature(&self.codes, graph, rest, &self.work, &server);
             if first == 0 && resident.begin_again(signature)? {
                 return Ok(());
@@ -178,7 +185,7 @@ impl NpuBackend {
         Ok(())
     }
 
-    /// Leaves dense segments to the host whose contexts are too large; tells whether there were some.
+    /// Leaves dense segments and operations to the host whose contexts are too large; tells whether there were some.
     fn leave(
         &mut self,
         segments: &[Segment],
@@ -186,17 +193,22 @@ impl NpuBackend {
         too_large: &[usize],
         budget_bytes: u64,
     ) -> bool {
+        let reason = format!("its contexts do not fit the budget of {budget_bytes} bytes");
         let mut has_left = false;
         for (segment, group) in segments.iter().zip(groups) {
-            if too_large.contains(group)
-                && let Segment::Native(node) = segment
-                && let Some(&Role::Member { segment, .. }) = self.dense.roles.get(*node)
+            if let Segment::Native(node) = segment
+                && too_large.contains(group)
                 && let Some(dense) = self.accelerator.segments()
-                && self.needs.get_mut(segment).and_then(Option::take).is_some()
             {
-                let reason = "its contexts do not fit the budget";
-                dense.leave(segment, &format_args!("{reason} of {budget_bytes} bytes"));
-                has_left = true;
+                if self.alone.remove(node).is_some() {
+                    dense.leave_alone(&reason);
+                    has_left = true;
+                } else if let Some(&Role::Member { segment, .. }) = self.dense.roles.get(*node)
+                    && self.needs.get_mut(segment).and_then(Option::take).is_some()
+                {
+                    dense.leave(segment, &reason);
+                    has_left = true;
+                }
             }
         }
         has_left
@@ -231,6 +243,7 @@ impl NpuBackend {
         self.dense.roles.clear();
         self.started.clear();
         self.needs.clear();
+        self.alone.clear();
         let Some(accelerator) = self.accelerator.segments() else {
             return;
         };
@@ -258,7 +271,30 @@ impl NpuBackend {
         if self.resident.is_some() {
             let all = 0..self.dense.segments.len();
             self.needs.extend(all.map(|i| accelerator.needs(i)));
+            self.prepare_alone(graph);
         }
+    }
+
+    /// Has the accelerator get ready for operations that it computes one by one, where there is a budget.
+    fn prepare_alone(&mut self, graph: &GraphView<'_>) {
+        let (Some(accelerator), Some(resident)) = (self.accelerator.segments(), &mut self.resident)
+        else {
+            return;
+        };
+        let is_native = |&(_, work): &(usize, &Work)| *work == Work::Native;
+        let native = self.work.iter().enumerate().filter(is_native);
+        let spec = |(i, _)| Some((i, describe(&self.codes, graph.node(i))?));
+        let (nodes, specs): (Vec<_>, Vec<_>) = native
+            .filter_map(spec)
+            .filter(|(_, spec)| matches!(spec.op, Op::FlashAttnExt(_) | Op::FlashAttnTiles(_)))
+            .unzip();
+        if !accelerator.is_prepared_alone(&specs) {
+            resident.vacate();
+        }
+        let needs = accelerator.prepare_alone(&specs);
+        let both = nodes.into_iter().zip(needs);
+        self.alone
+            .extend(both.filter_map(|(node, needs)| Some((node, needs?))));
     }
 
     /// Starts the dense segment of which a node is the first, if it is one; returns its number if that failed.
@@ -332,7 +368,12 @@ impl NpuBackend {
         if let Some((spec, Operands { dst, srcs })) = spec.zip(graph.operands(node)) {
             let weights = has_weight.then_some(weights);
             #[rustfmt::skip]
-            let task = Task { spec, dst, srcs, weights };
+            let mut task = Task { spec, dst, srcs, weights };
+            let is_planned = self.resident.is_none() || self.alone.contains_key(&node);
+            if is_planned && self.accelerator.offload(&mut task) {
+                self.counts.add(graph.node(node), By::Accelerator);
+                return Ok(());
+            }
             match self.accelerator.run(task) {
                 // Data that lies where kernels do not take it.
                 Err(DeviceError::Operands(_)) => {}

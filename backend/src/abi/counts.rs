@@ -9,7 +9,7 @@ use llada_npu_ffi::ggml::plugin::view::Node;
 pub(super) enum By {
     /// A kernel of ours.
     Native,
-    /// Part of a segment that an accelerator computed.
+    /// An accelerator, alone or as part of a segment.
     Accelerator,
     /// The host's CPU backend.
     Delegated,

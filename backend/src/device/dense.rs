@@ -126,6 +126,16 @@ pub trait SegmentAccelerator {
     /// Tells whether [`prepare`](Self::prepare) has nothing to make for these segments.
     fn is_prepared(&self, segments: &[Dense], weights: &PlainGuard<'_>) -> bool;
 
+    /// Gets ready for operations that it computes one by one ([`offload`](super::Accelerator::offload)), where a memory runtime decides
+    /// which contexts are there: what each of them needs, `None` where the host has to compute it.
+    fn prepare_alone(&mut self, operations: &[Spec]) -> Vec<Option<Vec<ContextNeed>>>;
+
+    /// Tells whether [`prepare_alone`](Self::prepare_alone) has nothing to make for these operations.
+    fn is_prepared_alone(&self, operations: &[Spec]) -> bool;
+
+    /// Takes notice of an operation that is left to the host, which it would have computed alone.
+    fn leave_alone(&self, reason: &dyn std::fmt::Display);
+
     /// Returns the contexts that segment `i` of those that were prepared needs; `None` where the host has to compute it.
     fn needs(&self, i: usize) -> Option<Vec<ContextNeed>>;
 

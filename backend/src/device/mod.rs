@@ -53,6 +53,14 @@ pub trait Accelerator: std::fmt::Debug + Send {
     /// may compute it), or the device failed.
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError>;
 
+    /// Computes an operation that is supported elsewhere than on the host, if that is wanted and possible; tells whether it did. If
+    /// not, the result is in any state, and [`run`](Self::run) has it computed. Where a memory runtime decides which contexts are
+    /// there, those are that it needs.
+    fn offload(&mut self, task: &mut Task<'_>) -> bool {
+        let _stays = task;
+        false
+    }
+
     /// Returns what computes whole segments, if there is such a thing. The answer is the same at any time: whether a segment
     /// can be computed now is what [`SegmentAccelerator::start`] tells.
     fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {

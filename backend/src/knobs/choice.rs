@@ -99,6 +99,23 @@ pub(super) fn parse_linear(value: &str) -> Option<Linear> {
     }
 }
 
+/// Where attention runs where an accelerator is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// On the host.
+    Host,
+    /// On the accelerator, as far as graphs take it.
+    Npu,
+}
+
+pub(super) fn parse_attention(value: &str) -> Option<Attention> {
+    match value {
+        "host" => Some(Attention::Host),
+        "npu" => Some(Attention::Npu),
+        _ => None,
+    }
+}
+
 /// Who decides what is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {

@@ -43,6 +43,23 @@ pub(crate) fn supports(node: &Node) -> bool {
                 && a.data_type == output.data_type
                 && broadcasts(a, b, output)
         }
+        ("Transpose", [x]) => perm(node).is_some_and(|perm| {
+            let dims: Vec<u32> = perm.iter().map(|&from| x.dims[from]).collect();
+            x.data_type == output.data_type && dims == output.dims
+        }),
+        // Over the last dimension alone, as it is, and of floats.
+        ("Softmax", [x]) => {
+            let is_plain = node
+                .scalar("beta")
+                .is_none_or(|beta| beta == 1.0_f32.to_bits());
+            is_plain
+                && node
+                    .scalar("axis")
+                    .is_none_or(|axis| axis as usize + 1 == x.dims.len())
+                && x.data_type == FLOAT_16
+                && output.data_type == FLOAT_16
+                && x.dims == output.dims
+        }
         ("Sigmoid" | "Tanh" | "Cast" | "Convert" | "Quantize" | "Dequantize" | "Reshape", [x]) => {
             x.n_elements() == output.n_elements()
         }
@@ -77,15 +94,22 @@ fn weights_fit(op: &str, x: &Tensor, w: &Tensor) -> bool {
         && values.iter().all(|value| value.0 > 0.0)
 }
 
-/// Rows, inputs and outputs of a product, and whether weight rows are outputs.
-fn shape(node: &Node) -> Option<(usize, usize, usize, bool)> {
+/// Rows, inputs and outputs of the matrices of a product, and whether weight rows are outputs.
+struct Product {
+    m: usize,
+    k: usize,
+    n: usize,
+    outputs_first: bool,
+}
+
+/// Reads a product: of several matrices, where weights are as many.
+fn shape(node: &Node) -> Option<Product> {
     let [x, w] = node.inputs.as_slice() else {
         return None;
     };
     let outputs_first = node.op == "FullyConnected" || node.scalar("transpose_in1") == Some(1);
     let k = *x.dims.last()? as usize;
-    let m = x.n_elements() / k;
-    let [.., w_rows, w_columns] = w.dims.as_slice() else {
+    let [outer @ .., w_rows, w_columns] = w.dims.as_slice() else {
         return None;
     };
     let (w_k, n) = if outputs_first {
@@ -93,10 +117,31 @@ fn shape(node: &Node) -> Option<(usize, usize, usize, bool)> {
     } else {
         (*w_rows, *w_columns)
     };
+    let n_matrices = outer.iter().map(|&dim| dim as usize).product::<usize>();
+    let is_batch = n_matrices > 1;
+    let m = x.n_elements() / k / n_matrices;
     let fits = w_k as usize == k
-        && w.n_elements() == k * n as usize
-        && node.outputs.first()?.n_elements() == m * n as usize;
-    fits.then_some((m, k, n as usize, outputs_first))
+        && (!is_batch || (node.op == "MatMul" && x.dims.starts_with(outer)))
+        && node.outputs.first()?.n_elements() == n_matrices * m * n as usize;
+    fits.then_some(Product {
+        m,
+        k,
+        n: n as usize,
+        outputs_first,
+    })
+}
+
+/// Reads which dimension of the input each dimension of the result of a transposition is.
+fn perm(node: &Node) -> Option<Vec<usize>> {
+    let (_, perm) = node.tensors.iter().find(|(name, _)| name == "perm")?;
+    let from = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) as usize;
+    let perm: Vec<usize> = perm.data.as_chunks().0.iter().map(from).collect();
+    let mut sorted = perm.clone();
+    sorted.sort_unstable();
+    sorted
+        .into_iter()
+        .eq(0..node.inputs.first()?.dims.len())
+        .then_some(perm)
 }
 
 fn broadcasts(a: &Tensor, b: &Tensor, output: &Tensor) -> bool {
@@ -114,10 +159,17 @@ pub(crate) fn run(node: &Node, constants: &Values, values: &mut Values) {
     let output = &node.outputs[0];
     let result = match node.op.as_str() {
         "FullyConnected" | "MatMul" | "Conv2d" => {
-            let Some((m, k, n, outputs_first)) = shape(node) else {
+            let Some(shape) = shape(node) else {
                 return;
             };
-            product(input(0), input(1), m, k, n, outputs_first)
+            let Product { m, k, n, .. } = shape;
+            let matrices = input(0).chunks(m * k).zip(input(1).chunks(k * n));
+            matrices.flat_map(|(x, w)| product(x, w, &shape)).collect()
+        }
+        "Transpose" => transpose(node, input(0)),
+        "Softmax" => {
+            let row = output.dims.last().map_or(1, |&dim| dim as usize);
+            input(0).chunks_exact(row).flat_map(softmax).collect()
         }
         "ElementWiseAdd" => element_wise(node, input(0), input(1), |a, b| a + b),
         "ElementWiseSubtract" => element_wise(node, input(0), input(1), |a, b| a - b),
@@ -136,9 +188,10 @@ pub(crate) fn run(node: &Node, constants: &Values, values: &mut Values) {
     clippy::cast_possible_truncation,
     reason = "results are rounded to the output's type anyway"
 )]
-fn product(x: &[f32], w: &[f32], m: usize, k: usize, n: usize, outputs_first: bool) -> Vec<f32> {
+fn product(x: &[f32], w: &[f32], shape: &Product) -> Vec<f32> {
+    let &Product { m, k, n, .. } = shape;
     let mut y = vec![0.0; m * n];
-    let rows: Vec<f32> = if outputs_first {
+    let rows: Vec<f32> = if shape.outputs_first {
         w.to_vec()
     } else {
         (0..n * k).map(|i| w[i % k * n + i / k]).collect()
@@ -154,6 +207,36 @@ fn product(x: &[f32], w: &[f32], m: usize, k: usize, n: usize, outputs_first: bo
         }
     }
     y
+}
+
+fn transpose(node: &Node, x: &[f32]) -> Vec<f32> {
+    let (Some(perm), [input], [output]) =
+        (perm(node), node.inputs.as_slice(), node.outputs.as_slice())
+    else {
+        return Vec::new();
+    };
+    let stride = |dim: usize| -> usize {
+        let inner = input.dims[dim + 1..].iter();
+        inner.map(|&dim| dim as usize).product()
+    };
+    let strides: Vec<usize> = perm.iter().map(|&dim| stride(dim)).collect();
+    let from = |mut i: usize| {
+        let dims = output.dims.iter().zip(&strides).rev();
+        dims.map(|(&dim, stride)| {
+            let at = i % dim as usize * stride;
+            i /= dim as usize;
+            at
+        })
+        .sum::<usize>()
+    };
+    (0..output.n_elements()).map(|i| x[from(i)]).collect()
+}
+
+fn softmax(row: &[f32]) -> Vec<f32> {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers = row.iter().map(|x| (x - largest).exp());
+    let sum: f32 = powers.clone().sum();
+    powers.map(|power| power / sum).collect()
 }
 
 fn element_wise(node: &Node, a: &[f32], b: &[f32], f: fn(f32, f32) -> f32) -> Vec<f32> {

@@ -20,7 +20,7 @@
 //! `qnn_fault_peak_bytes` (the most bytes of contexts at a time, since the last call), `qnn_fault_shared` (inputs and outputs that were in registered memory).
 //!
 //! Operations: `FullyConnected`, `MatMul`, `Conv2d` with one pixel, `ElementWiseAdd`, `-Subtract`, `-Multiply`, `-Divide`, `Sigmoid`, `Tanh`, `Cast`, `Convert`,
-//! `Quantize`, `Dequantize`, `Reshape`.
+//! `Quantize`, `Dequantize`, `Reshape`, `Transpose`, `Softmax`.
 
 mod abi;
 mod compute;

@@ -1,5 +1,5 @@
-//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT [HOST]`: answers the first prompts of a task file with the accelerator of the
-//! environment (`LLADA_NPU_ACCEL`), and writes what came out into a directory:
+//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV OUT [HOST]`: answers the first prompts of a task file with the accelerator of the
+//! environment (`LLADA_NPU_ACCEL`), over K/V of f16 or f32 (KV), and writes what came out into a directory:
 //!
 //! * `result.json`: for each prompt, by each of the [decodings](DECODINGS), the generated tokens, and with HOST, the directory
 //!   of an earlier run, the [`difference`](near_tie::compare) from that; the canvas `tokens` of one more forward (prompt, then
@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ggml_llada_npu::device::qnn;
+use ggml_llada_npu::engine::KvType;
 use ggml_llada_npu::engine::sample::Sampling;
 use llada_npu_tests::engine::{
-    forward, load, session, target, traced, traced_together, whole_plan,
+    forward, load, session_over, target, traced, traced_together, whole_plan,
 };
 use llada_npu_tests::files::prompts;
 use llada_npu_tests::llama::Llama;
@@ -37,18 +38,23 @@ const N_SEATS: usize = 16;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (arguments, host) = match arguments.as_slice() {
-        [first @ .., host] if arguments.len() == 6 => (first, Some(PathBuf::from(host))),
+        [first @ .., host] if arguments.len() == 7 => (first, Some(PathBuf::from(host))),
         all => (all, None),
     };
-    let [model, tasks, n_prompts, n_gen, out] = arguments else {
-        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN OUT [HOST]");
+    let [model, tasks, n_prompts, n_gen, kv, out] = arguments else {
+        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV OUT [HOST]");
     };
     let number = |text: &String| -> u32 { text.parse().expect("a number") };
     let out = PathBuf::from(out);
     std::fs::create_dir_all(&out).expect("the directory can be made");
     let path = Path::new(model);
     let (llama, loaded) = (Llama::load(path, 512), load(path, target()));
-    let mut session = session(&loaded, 1, Sampling::default());
+    let kv = match kv.as_str() {
+        "f16" => KvType::F16,
+        "f32" => KvType::F32,
+        other => panic!("K/V of {other}"),
+    };
+    let mut session = session_over(&loaded, kv, 1, Sampling::default());
     let mask = loaded.traits(512).mask.expect("the model has a mask token");
     let messages = prompts(tasks);
     let messages: Vec<_> = messages.iter().take(number(n_prompts) as usize).collect();
@@ -97,6 +103,7 @@ fn main() {
             "finalize_s": report.finalize.as_secs_f64(),
             "binary_bytes": report.binary_bytes,
             "executions": report.n_executions,
+            "attentions": report.n_attentions,
             "worst_nmse": report.worst_nmse,
             "refused": report.refused,
             "overflows": report.n_overflows,

@@ -38,7 +38,7 @@ pub(super) fn input(n_rows: usize, k: usize) -> Vec<f32> {
 }
 
 /// Makes numbers between -2 and 2 without a pattern, others for every stream.
-fn noise(len: usize, stream: u64) -> Vec<f32> {
+pub(super) fn noise(len: usize, stream: u64) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * stream + 1);
     let next = || {
         state ^= state << 13;

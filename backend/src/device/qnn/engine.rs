@@ -19,6 +19,7 @@ use llada_npu_ffi::qnn::{
 use shared::Plain;
 use shelf::Shelf;
 
+use super::attention::AttentionForm;
 use super::part::{self, Element, Form};
 use super::weight::Weight;
 use super::worker::Beat;
@@ -242,6 +243,21 @@ impl Engine {
         Ok(Made { finalize, ..made })
     }
 
+    /// Builds a context with a graph of attention.
+    pub(super) fn build_attention(
+        &mut self,
+        form: &AttentionForm,
+        beat: &Beat,
+    ) -> Result<Made, Error> {
+        let context = Context::new(&self.device, ContextOptions::default())?;
+        beat.tick();
+        let graph = context.build(&form.describe("attention")?)?;
+        let finalize = graph.finalize_time();
+        beat.tick();
+        let made = self.shelf.add(context, beat)?;
+        Ok(Made { finalize, ..made })
+    }
+
     /// Writes a context to bytes.
     pub(super) fn binary(&self, context: u64, key: &[u8]) -> Result<Vec<u8>, Error> {
         let loaded = self.shelf.get(context)?;
@@ -259,20 +275,20 @@ impl Engine {
         loaded.execute(graph, &mut self.plain, data)
     }
 
-    /// Executes a graph with inputs as they are; the outputs.
+    /// Executes a graph with inputs as they are; the outputs, and how many tensors were shared with the NPU.
     pub(super) fn execute_bytes(
         &mut self,
         context: u64,
         graph: usize,
         inputs: &[Vec<u8>],
-    ) -> Result<Vec<Vec<u8>>, Error> {
+    ) -> Result<(Vec<Vec<u8>>, u64), Error> {
         let mut data = Bytes {
             inputs,
             outputs: Vec::new(),
         };
         let executed = self.execute(context, graph, &mut data)?;
-        executed.ok_or(Error::Binary("an input of another size"))?;
-        Ok(data.outputs)
+        let n_shared = executed.ok_or(Error::Binary("an input of another size"))?;
+        Ok((data.outputs, n_shared))
     }
 
     /// Frees a context.

@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
         let context = made.context;
         let done = self.worker.call(move |engine, _| {
             let begin = Instant::now();
-            let outputs = engine.execute_bytes(context, graph, &[input])?;
+            let (outputs, _) = engine.execute_bytes(context, graph, &[input])?;
             Ok::<_, llada_npu_ffi::qnn::Error>((outputs, begin.elapsed()))
         });
         let (outputs, time) = done

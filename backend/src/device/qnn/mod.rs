@@ -1,6 +1,6 @@
 //! Dense operations on Qualcomm's HTP, through QNN libraries loaded at run time.
 //!
-//! [`Qnn`] computes dense segments with the library and everything else with the host's kernels. What the library refuses,
+//! [`Qnn`] computes dense segments, and attention where that is wanted, with the library and everything else with the host's kernels. What the library refuses,
 //! computes wrongly, or does not finish in time, the host computes, segment by segment; the first case is told, all are
 //! counted ([`Report`]).
 //!
@@ -11,6 +11,7 @@
 //! | [`weight`](Weight) | ggml's blocks as QNN's integers, scales and offsets |
 //! | `part` | a segment as graphs: slices, descriptions, how elements are kept |
 //! | `low_rank` | additions to products, whose factors are inputs of graphs |
+//! | [`attention`](AttentionForm) | attention, whose K and V are inputs of graphs |
 //! | `check` | results compared with a reference before first use |
 //! | `engine` | library, device, contexts: all that lives on the library's thread |
 //! | `worker` | that thread, with a time limit |
@@ -20,10 +21,12 @@
 //! | `session` | what is ready, and how it becomes so |
 //! | `open` | the session of this process |
 //!
-//! Inputs and outputs of graphs are half floats. Attention, norms and all that has no weights stay with the host.
+//! Inputs and outputs of graphs are half floats. Norms and all that has no weights stay with the host; attention as well, unless it
+//! is wanted here (`LLADA_NPU_QNN_ATTENTION`).
 
 #![deny(unsafe_code)]
 
+mod attention;
 mod cache;
 mod check;
 mod engine;
@@ -45,11 +48,12 @@ use llada_npu_ffi::ggml::Type;
 
 use super::host::Host;
 use super::{
-    Accelerator, ContextNeed, Contexts, Dense, DeviceError, Op, OperandError, ReadWeight,
-    SegmentAccelerator, Spec, Task,
+    Accelerator, ContextNeed, Contexts, Dense, DeviceError, FlashAttn, FlashAttnShape, Op,
+    OperandError, ReadWeight, SegmentAccelerator, Spec, Task,
 };
-use crate::knobs::Tier;
+use crate::knobs::{Attention, Tier};
 use crate::memory::PlainGuard;
+pub use attention::{AttentionForm, HIDDEN};
 pub use check::Sums;
 pub use engine::{Identity, OpenOptions};
 use low_rank::{FactorCache, Factors};
@@ -110,6 +114,11 @@ impl Qnn {
         self.budget_bytes = budget_bytes;
         self
     }
+
+    /// Tells whether attention is wanted here.
+    fn takes_attention(&self) -> bool {
+        self.session.settings().attention == Attention::Npu && self.session.is_alive()
+    }
 }
 
 impl Accelerator for Qnn {
@@ -127,6 +136,21 @@ impl Accelerator for Qnn {
 
     fn run(&mut self, task: Task<'_>) -> Result<(), DeviceError> {
         self.host.run(task)
+    }
+
+    fn offload(&mut self, task: &mut Task<'_>) -> bool {
+        let is_attention = matches!(task.spec.op, Op::FlashAttnExt(_) | Op::FlashAttnTiles(_));
+        if !is_attention || !self.takes_attention() {
+            return false;
+        }
+        let task = Task {
+            spec: task.spec,
+            dst: &mut *task.dst,
+            srcs: task.srcs,
+            weights: None,
+        };
+        let has_budget = self.budget_bytes.is_some();
+        FlashAttn::new(task).is_ok_and(|mut op| self.session.attend(&mut op, has_budget))
     }
 
     fn segments(&mut self) -> Option<&mut dyn SegmentAccelerator> {
@@ -185,6 +209,31 @@ impl SegmentAccelerator for Qnn {
     fn is_prepared(&self, segments: &[Dense], weights: &PlainGuard<'_>) -> bool {
         let budget_bytes = self.budget_bytes;
         !self.session.is_alive() || self.session.is_prepared(segments, weights, budget_bytes)
+    }
+
+    fn prepare_alone(&mut self, operations: &[Spec]) -> Vec<Option<Vec<ContextNeed>>> {
+        let budget_bytes = self.budget_bytes.unwrap_or(u64::MAX);
+        let needs = |spec: &Spec| {
+            let shape = FlashAttnShape::of(spec).ok();
+            let shape = shape.filter(|_| self.takes_attention())?;
+            self.session.prepare_attention(&shape, budget_bytes)
+        };
+        operations.iter().map(needs).collect()
+    }
+
+    fn is_prepared_alone(&self, operations: &[Spec]) -> bool {
+        let budget_bytes = self.budget_bytes.unwrap_or(u64::MAX);
+        let is_prepared = |spec: &Spec| {
+            let shape = FlashAttnShape::of(spec);
+            shape.map_or(true, |shape| {
+                self.session.is_attention_prepared(&shape, budget_bytes)
+            })
+        };
+        !self.takes_attention() || operations.iter().all(is_prepared)
+    }
+
+    fn leave_alone(&self, reason: &dyn std::fmt::Display) {
+        self.session.refuse_attention(reason);
     }
 
     fn needs(&self, i: usize) -> Option<Vec<ContextNeed>> {

@@ -1,5 +1,7 @@
 //! What a library can do, found by trying: small graphs of every kind, their results compared.
 
+mod attention;
+
 use std::fmt::Display;
 
 use half::f16;
@@ -131,6 +133,7 @@ pub fn probe(settings: &Settings, tell: &mut dyn FnMut(Finding)) {
     }
     tell(prober.feed_forward());
     tell(prober.low_rank());
+    tell(prober.attention());
 }
 
 fn needed(finding: Finding) -> Finding {
@@ -213,7 +216,7 @@ impl Prober<'_> {
                 .map_err(|refusal| refusal.error)?;
             let mut results = Vec::new();
             for inputs in &runs {
-                let mut outputs = engine.execute_bytes(made.context, 0, inputs)?;
+                let (mut outputs, _) = engine.execute_bytes(made.context, 0, inputs)?;
                 beat.tick();
                 results.push((made.graphs[0].outputs[0], outputs.swap_remove(0)));
             }

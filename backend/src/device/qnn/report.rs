@@ -34,6 +34,8 @@ pub struct Report {
     pub refused: BTreeMap<String, u64>,
     /// Products with a low-rank addition that were executed.
     pub n_additions: u64,
+    /// Executions of graphs of attention, besides.
+    pub n_attentions: u64,
     /// Executions that the host repeated, as results were beyond half floats.
     pub n_overflows: u64,
     /// Contexts that memory runtimes made from binaries, and freed.
@@ -72,7 +74,7 @@ impl std::fmt::Display for Report {
             f,
             "graphs_built={} graphs_loaded={} contexts={} finalize_s={:.3} binary_bytes={} host_bytes={} \
              dropped_bytes={} executions={} execute_s={:.3} rows={} padded_rows={} worst_nmse={:.2e} additions={} \
-             refused={} overflows={} context_maps={} context_unmaps={} peak_mapped_bytes={} registrations={} shared={}",
+             attentions={} refused={} overflows={} context_maps={} context_unmaps={} peak_mapped_bytes={} registrations={} shared={}",
             self.n_graphs_built,
             self.n_graphs_loaded,
             self.n_contexts,
@@ -86,6 +88,7 @@ impl std::fmt::Display for Report {
             self.n_padded_rows,
             self.worst_nmse,
             self.n_additions,
+            self.n_attentions,
             n_refused,
             self.n_overflows,
             self.n_context_maps,

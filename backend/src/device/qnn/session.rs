@@ -14,7 +14,9 @@
 //! runtime free it and make it from its binary again in between (`mapping`).
 //!
 //! Several instances use a session. While one makes segments ready, the others compute; those that need the same ones wait (`prepare`).
+//! Graphs of attention have no weights: they are kept by shape, and become ready the same way when they are first needed (`attend`).
 
+mod attend;
 mod groups;
 mod live;
 mod make;
@@ -28,6 +30,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llada_npu_ffi::qnn::Error;
 
+use attend::AttentionGraphs;
 use live::{Contexts, Held};
 pub(super) use mapping::Left;
 pub(super) use run::Within;
@@ -161,6 +164,7 @@ pub struct Session {
     cache: Option<ContextCache>,
     contexts: Contexts,
     state: Mutex<State>,
+    attention: AttentionGraphs,
     /// Something is not being made any more.
     made: Condvar,
     report: Mutex<Report>,
@@ -196,6 +200,7 @@ impl Session {
             cache: cache.map(ContextCache::new),
             contexts: Contexts::default(),
             state: Mutex::default(),
+            attention: AttentionGraphs::default(),
             made: Condvar::new(),
             report: Mutex::default(),
             has_warned: AtomicBool::new(false),

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::engine::OpenOptions;
 use super::rows::RowCounts;
 use crate::knobs::{
-    Accel, HostWeights, KnobError, LLADA_NPU_ACCEL, LLADA_NPU_HOST_WEIGHTS, LLADA_NPU_QNN_DIR,
-    LLADA_NPU_QNN_LINEAR, LLADA_NPU_QNN_PERFORMANCE, LLADA_NPU_QNN_ROWS, LLADA_NPU_QNN_SOC,
-    LLADA_NPU_QNN_TIMEOUT, LLADA_NPU_QNN_VTCM, LLADA_NPU_QNN_WEIGHTS, Linear, Tier,
+    Accel, Attention, HostWeights, KnobError, LLADA_NPU_ACCEL, LLADA_NPU_HOST_WEIGHTS,
+    LLADA_NPU_QNN_ATTENTION, LLADA_NPU_QNN_DIR, LLADA_NPU_QNN_LINEAR, LLADA_NPU_QNN_PERFORMANCE,
+    LLADA_NPU_QNN_ROWS, LLADA_NPU_QNN_SOC, LLADA_NPU_QNN_TIMEOUT, LLADA_NPU_QNN_VTCM,
+    LLADA_NPU_QNN_WEIGHTS, Linear, Tier,
 };
 
 /// The settings.
@@ -23,6 +24,8 @@ pub struct Settings {
     pub tier: Tier,
     /// How products are written down.
     pub linear: Linear,
+    /// Where attention runs.
+    pub attention: Attention,
     /// Fast memory of a graph, in MiB.
     pub vtcm_mb: Option<u32>,
     /// How long a call of the library may take.
@@ -54,6 +57,7 @@ impl Settings {
             } else {
                 linear
             },
+            attention: LLADA_NPU_QNN_ATTENTION.get()?,
             vtcm_mb: LLADA_NPU_QNN_VTCM.get()?,
             timeout: Duration::from_secs_f64(LLADA_NPU_QNN_TIMEOUT.get()?),
             host_weights: LLADA_NPU_HOST_WEIGHTS.get()?,

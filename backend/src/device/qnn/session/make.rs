@@ -16,12 +16,12 @@ use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
 use crate::knobs::Linear;
 
 /// A context that parts are taken from.
-struct Source {
-    made: Made,
-    held: Held,
-    key: ContextKey,
+pub(super) struct Source {
+    pub(super) made: Made,
+    pub(super) held: Held,
+    pub(super) key: ContextKey,
     /// It came from disk.
-    is_loaded: bool,
+    pub(super) is_loaded: bool,
 }
 
 /// Why a part is not ready: for good (`None`), or within a budget of at most so many bytes.
@@ -32,7 +32,7 @@ pub(super) type Whole = Result<Arc<Vec<Ready>>, Refused>;
 
 impl PartError {
     /// Tells whom it is refused to.
-    fn refused(&self) -> Refused {
+    pub(super) fn refused(&self) -> Refused {
         match self {
             Self::TooLarge { budget_bytes, .. } => Some(*budget_bytes),
             // Who has no budget does not ask for it again.
@@ -74,10 +74,7 @@ impl Session {
                     cache.discard(&source.key);
                 }
                 if self.is_alive() {
-                    self.warn(format_args!(
-                        "context binary {}: wrong results; it is made anew",
-                        source.key.hex()
-                    ));
+                    self.tell_wrong(&source.key);
                     may_load = false;
                     continue;
                 }
@@ -202,13 +199,16 @@ impl Session {
         }
     }
 
-    /// Says what a context of these parts is good for.
-    fn key(
-        &self,
-        units: &[&Unit],
-        segments: &[Dense],
-        read: &mut ReadWeight<'_>,
-    ) -> Result<ContextKey, (usize, PartError)> {
+    /// Says that a context from disk computes wrong numbers.
+    pub(super) fn tell_wrong(&self, key: &ContextKey) {
+        self.warn(format_args!(
+            "context binary {}: wrong results; it is made anew",
+            key.hex()
+        ));
+    }
+
+    /// Starts what says what a context is good for: library and chip.
+    pub(super) fn key_hasher(&self) -> KeyHasher {
         let mut hasher = KeyHasher::new();
         let Identity {
             core_version,
@@ -218,6 +218,17 @@ impl Session {
             ..
         } = &self.identity;
         hasher.bytes(format!("{core_version} {backend_version} {build_id} {soc:?}").as_bytes());
+        hasher
+    }
+
+    /// Says what a context of these parts is good for.
+    fn key(
+        &self,
+        units: &[&Unit],
+        segments: &[Dense],
+        read: &mut ReadWeight<'_>,
+    ) -> Result<ContextKey, (usize, PartError)> {
+        let mut hasher = self.key_hasher();
         for (i, unit) in units.iter().enumerate() {
             let (tier, form) = (self.settings.tier, self.form(unit));
             hasher.bytes(format!("{:?} {tier:?} {form:?}", unit.part).as_bytes());
@@ -240,7 +251,7 @@ impl Session {
     }
 
     /// Loads a context binary, if there is one that is whole.
-    fn load(&self, key: &ContextKey, n_graphs: usize) -> Option<(Made, BinaryBytes)> {
+    pub(super) fn load(&self, key: &ContextKey, n_graphs: usize) -> Option<(Made, BinaryBytes)> {
         let cache = self.cache.as_ref()?;
         let bytes: BinaryBytes = Arc::new(cache.map(key)?);
         let (theirs, key_bytes) = (Arc::clone(&bytes), key.bytes().to_vec());
@@ -274,7 +285,7 @@ impl Session {
     }
 
     /// Writes the binary of a context whose graphs are right, if that can be; `keeps` says that the context will be made from it again.
-    fn store(&self, source: &Source, keeps: bool) {
+    pub(super) fn store(&self, source: &Source, keeps: bool) {
         if self.cache.is_none() && !keeps {
             return;
         }

@@ -83,21 +83,25 @@ impl Session {
     /// Keeps the contexts of parts for good.
     pub(super) fn pin(&self, parts: &[Ready]) {
         for ready in parts {
-            let held = &ready.context;
-            let mut residence = held.residence();
-            if residence.is_pinned {
-                continue;
-            }
-            // Under the same guard: who finds it pinned finds it there.
-            let made = self.make_again(held, &mut residence);
-            if made.is_ok() {
-                residence.is_pinned = true;
-                residence.n_users += 1;
-            }
-            drop(residence);
-            if let Err(error) = made {
-                self.lose(held.context(), &error);
-            }
+            self.pin_context(&ready.context);
+        }
+    }
+
+    /// Keeps a context for good.
+    pub(super) fn pin_context(&self, held: &Held) {
+        let mut residence = held.residence();
+        if residence.is_pinned {
+            return;
+        }
+        // Under the same guard: who finds it pinned finds it there.
+        let made = self.make_again(held, &mut residence);
+        if made.is_ok() {
+            residence.is_pinned = true;
+            residence.n_users += 1;
+        }
+        drop(residence);
+        if let Err(error) = made {
+            self.lose(held.context(), &error);
         }
     }
 
@@ -106,7 +110,7 @@ impl Session {
         let _gone = self.loader.call(move |loader, _| loader.free(context));
     }
 
-    /// Leaves all segments to the host that need a context which cannot be had.
+    /// Leaves all segments, and attention, to the host that need a context which cannot be had.
     fn lose(&self, context: u64, error: &PartError) {
         let mut state = lock(&self.state);
         let needs =
@@ -122,6 +126,8 @@ impl Session {
             self.refuse("a segment", error);
         }
         self.tidy(&mut state);
+        drop(state);
+        self.lose_attention(context, error);
     }
 
     /// Returns which contexts a segment needs, each once; `None` where the host computes it, for all or for who left it.
