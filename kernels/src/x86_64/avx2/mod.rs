@@ -2,6 +2,7 @@
 
 pub(crate) mod gemm;
 pub(crate) mod lanes;
+pub(crate) mod probe;
 pub(crate) mod quant;
 
 use std::arch::x86_64::*;

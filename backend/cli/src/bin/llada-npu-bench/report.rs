@@ -143,9 +143,10 @@ struct Summary {
 impl Report {
     /// Makes a report without cells.
     pub(crate) fn new(ggml: String, machine: Machine) -> Self {
+        let peak = machine.int8_peak_gops;
+        let peak = peak.map_or("not measured".to_owned(), |peak| format!("{peak:.0} GOP/s"));
         note(format_args!(
-            "int8 peak {:.0} GOP/s, memory {:.1} GB/s",
-            machine.int8_peak_gops.unwrap_or(f64::NAN),
+            "int8 peak {peak}, memory {:.1} GB/s",
             machine.memory_gbps
         ));
         Self {
