@@ -109,7 +109,7 @@ pub static LLADA_NPU_LOG: Knob<log::LevelFilter> = Knob {
 pub static LLADA_NPU_KERNEL: Knob<Vec<String>> = Knob {
     name: "LLADA_NPU_KERNEL",
     expected: "names of kernels, separated by commas",
-    help: "use these kernels for their weight types instead of the best that the CPU can run",
+    help: "use these kernels instead of the best that the CPU can run; `llada-npu doctor` lists all",
     default: Vec::new(),
     parse: parse_list,
 };

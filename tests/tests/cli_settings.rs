@@ -24,7 +24,14 @@ fn doctor(settings: &[(&str, &str)], args: &[&str]) -> Finished {
 #[test]
 fn the_error_names_the_cause_and_nothing_is_told_twice() {
     let cases: &[(&str, &str, &[&str])] = &[
-        ("LLADA_NPU_KERNEL", "junk", &["`junk`", "generic-f16"]),
+        (
+            "LLADA_NPU_KERNEL",
+            "genericf16",
+            &[
+                "`genericf16`; the nearest names are generic-f16, ",
+                "; `llada-npu doctor` lists all",
+            ],
+        ),
         ("LLADA_NPU_REPACK", "junk", &["cache, memory or off"]),
         ("LLADA_NPU_LOG", "loud", &["=loud"]),
         ("LLADA_NPU_LOG", "a\nb\u{1b}[31m", &["=a b\u{fffd}[31m is"]),
@@ -41,6 +48,22 @@ fn the_error_names_the_cause_and_nothing_is_told_twice() {
         let finished = answer("f16", &[(name, value)]);
         finished.failure(1, &[&[name], parts].concat());
         assert_eq!(finished.stderr.lines().count(), 1, "{finished:?}");
+    }
+}
+
+#[test]
+fn doctor_lists_every_kernel_also_where_an_unknown_one_is_named() {
+    let kernels = |finished: &Finished| {
+        let found: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        found["kernels"].clone()
+    };
+    let all = kernels(&doctor(&[], &["--json"]));
+    assert!(all.as_array().is_some_and(|all| all.len() > 10), "{all}");
+    let unknown = [("LLADA_NPU_KERNEL", "junk")];
+    assert_eq!(kernels(&doctor(&unknown, &["--json"])), all);
+    let text = doctor(&unknown, &[]).stdout;
+    for name in ["generic-f16", "reference-rope"] {
+        assert!(text.contains(name), "no {name} in {text}");
     }
 }
 

@@ -63,6 +63,8 @@ struct Kernels {
     /// Type of the weights, of products.
     weights: Option<&'static str>,
     used: &'static str,
+    /// Kernels that could be used instead.
+    others: Vec<&'static str>,
     /// Kernels that this CPU cannot run.
     unavailable: Vec<&'static str>,
 }
@@ -114,10 +116,12 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
         .as_deref()
         .map(|path| (path, ModelFile::open(path)));
     let registered = abi::register();
-    let (kernels, kernels_error) = match Host::new(1) {
-        Ok(host) => (host.families().into_iter().map(kernels).collect(), None),
-        Err(error) => (Vec::new(), Some(error)),
+    // With a setting that names no kernel, the list of those that there are is of use all the more.
+    let (host, kernels_error) = match Host::new(1) {
+        Ok(host) => (Some(host), None),
+        Err(error) => (Host::with_kernels(1, &[]).ok(), Some(error)),
     };
+    let families = host.iter().flat_map(Host::families);
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
         settings: settings::look(),
@@ -128,7 +132,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
             reason: registered.as_ref().err().map(ToString::to_string),
         },
         devices: host::devices(),
-        kernels,
+        kernels: families.map(kernels).collect(),
         kernels_error: kernels_error.as_ref().map(ToString::to_string),
         repack: repack(),
         qnn: qnn::look(),
@@ -219,12 +223,14 @@ fn kernels(family: Family) -> Kernels {
         op,
         weights,
         used,
+        others,
         unavailable,
     } = family;
     Kernels {
         op,
         weights,
         used,
+        others,
         unavailable,
     }
 }
@@ -317,6 +323,9 @@ fn table(findings: &Findings) -> String {
             .weights
             .map_or(String::new(), |ty| format!(", {ty} weights"));
         let mut value = format!("{}{weights}: {}", kernels.op, kernels.used);
+        if !kernels.others.is_empty() {
+            value += &format!(", or {}", kernels.others.join(", "));
+        }
         if !kernels.unavailable.is_empty() {
             value += &format!(" (this CPU cannot run {})", kernels.unavailable.join(", "));
         }

@@ -213,12 +213,15 @@ pub enum DeviceError {
     #[error(transparent)]
     Knob(#[from] KnobError),
     /// A kernel was asked for that does not exist.
-    #[error("LLADA_NPU_KERNEL: no kernel is named `{name}`; there are: {}", known.join(", "))]
+    #[error(
+        "LLADA_NPU_KERNEL: no kernel is named `{name}`; the nearest names are {}; `llada-npu doctor` lists all",
+        nearest.join(", ")
+    )]
     UnknownKernel {
         /// The name.
         name: String,
-        /// Every name there is.
-        known: Vec<&'static str>,
+        /// The names of kernels that are most like it.
+        nearest: Vec<&'static str>,
     },
     /// A kernel was asked for that this CPU cannot run.
     #[error("LLADA_NPU_KERNEL: kernel `{name}` needs instructions that this CPU lacks")]

@@ -13,7 +13,11 @@ use llada_npu_kernels::op::unary::Unary;
 use llada_npu_kernels::tile::TileType;
 use llada_npu_kernels::{WeightType, registry};
 
+use super::nearest::nearest;
 use crate::device::DeviceError;
+
+/// Names that a message about an unknown one gives.
+const N_NEAREST: usize = 3;
 
 /// A kernel and its name.
 pub(super) type Chosen<F> = (&'static str, F);
@@ -46,7 +50,7 @@ impl Kernels {
         if let Some(name) = names.iter().find(|name| !known(name)) {
             return Err(DeviceError::UnknownKernel {
                 name: name.clone(),
-                known: registry::names().collect(),
+                nearest: nearest(name, registry::names(), N_NEAREST),
             });
         }
         let mul_mat = |ty| choose(registry::mul_mat(ty), names);
@@ -119,6 +123,8 @@ pub struct Family {
     pub weights: Option<&'static str>,
     /// The one that computes it.
     pub used: &'static str,
+    /// Those that could compute it instead, best first.
+    pub others: Vec<&'static str>,
     /// Those that this CPU cannot run, best first.
     pub unavailable: Vec<&'static str>,
 }
@@ -129,12 +135,21 @@ fn family<F>(
     used: &'static str,
     list: &'static [registry::Kernel<F>],
 ) -> Family {
-    let unavailable = list.iter().filter(|kernel| kernel.select().is_none());
+    let names_of = |available: bool| {
+        let kernels = list
+            .iter()
+            .filter(move |kernel| kernel.select().is_some() == available);
+        kernels
+            .map(|kernel| kernel.name)
+            .filter(move |&name| name != used)
+            .collect()
+    };
     Family {
         op,
         weights,
         used,
-        unavailable: unavailable.map(|kernel| kernel.name).collect(),
+        others: names_of(true),
+        unavailable: names_of(false),
     }
 }
 

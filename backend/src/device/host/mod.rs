@@ -11,6 +11,7 @@ mod half;
 mod kernels;
 mod kv_rows;
 mod mul_mat;
+mod nearest;
 pub mod pool;
 mod rope;
 mod row_op;

@@ -311,11 +311,10 @@ fn every_kernel_can_be_named_and_others_are_refused() {
             }
         }
     }
-    let error = Host::with_kernels(1, &["fastest".to_owned()])
-        .unwrap_err()
-        .to_string();
+    let error = Host::with_kernels(1, &["referense-q4_0q8_0".to_owned()]).unwrap_err();
+    let error = error.to_string();
     assert!(
-        error.contains("`fastest`") && error.contains("reference-q4_0q8_0"),
+        error.contains("`referense-q4_0q8_0`") && error.contains(" reference-q4_0q8_0,"),
         "{error}"
     );
 }
@@ -343,6 +342,13 @@ fn every_kernel_belongs_to_a_family() {
     // A family is one list of the registry: each of them ends with a kernel of the reference.
     let references = registry::names().filter(|name| name.starts_with("reference-"));
     assert_eq!(families.len(), references.count());
+    let of =
+        |family: &Family| [&[family.used][..], &family.others[..], &family.unavailable].concat();
+    let mut listed: Vec<_> = families.iter().flat_map(of).collect();
+    let mut all: Vec<_> = registry::names().collect();
+    listed.sort_unstable();
+    all.sort_unstable();
+    assert_eq!(listed, all);
 }
 
 #[test]
