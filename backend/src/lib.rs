@@ -1,7 +1,7 @@
 //! ggml backend plug-in and decoding engine for diffusion language models.
 //!
-//! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`; `knobs` are at the
-//! bottom. This file holds the symbols that the plug-in exports, and nothing else.
+//! Arrows go one way: `abi → engine → {decode, model, graph} → device → memory → {kernels, ffi}`; `knobs` and
+//! `sync` are at the bottom. This file holds the symbols that the plug-in exports, and nothing else.
 
 pub mod abi;
 pub mod decode;
@@ -12,6 +12,7 @@ pub mod knobs;
 pub mod memory;
 pub mod model;
 pub mod simulate;
+mod sync;
 
 use llada_npu_ffi::ggml::plugin::RegPtr;
 use llada_npu_ffi::guard;

@@ -1,7 +1,7 @@
 //! The device.
 
 use std::ffi::{CStr, CString};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use llada_npu_ffi::ggml::backend::Device;
 use llada_npu_ffi::ggml::plugin::delegate::Delegate;
@@ -19,6 +19,7 @@ use crate::device::qnn::{self, Qnn};
 use crate::device::{Accelerator, DeviceError, HOST_ONLY, failure};
 use crate::graph::{describe, touches_tiles};
 use crate::memory::{Keep, KvTiles, WeightStore, host_memory};
+use crate::sync::lock;
 
 /// What failed, in front of why.
 const NO_INSTANCE: &str = "cannot make an instance";
@@ -61,15 +62,15 @@ impl NpuDevice {
     }
 
     pub(super) fn set_budget(&self, budget: Option<Budget>) {
-        *self.budget.lock().unwrap_or_else(PoisonError::into_inner) = budget;
+        *lock(&self.budget) = budget;
     }
 
     pub(super) fn memory_report(&self) -> MemoryReport {
-        *self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.reports)
     }
 
     fn resident(&self) -> Option<Resident> {
-        let budget = *self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let budget = *lock(&self.budget);
         let (store, reports) = (Arc::clone(&self.store), Arc::clone(&self.reports));
         budget.map(|budget| Resident::new(budget, store, reports))
     }

@@ -5,7 +5,7 @@
 //! places itself. Segments of an accelerator need its contexts instead of tiles of the host; a graph that loses some of them
 //! on its way is read anew from there.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::InitError;
 use crate::device::{ContextMapping, Contexts};
@@ -18,6 +18,7 @@ use crate::memory::runtime::{
     Class, Costs, HostMapping, Limits, Mapping, Object, ObjectId, Observed, Observer, Planner,
     Policy, Report, Segment, SegmentId, Session, SessionError, Workload,
 };
+use crate::sync::lock;
 
 /// Maps of the host cost what the system takes for them, and there is nothing to copy into.
 const HOST_COSTS: Costs = Costs {
@@ -335,11 +336,11 @@ impl Resident {
             current.session.finish();
             let report = current.session.report();
             self.total.add(&report);
-            let mut sum = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sum = lock(&self.reports);
             sum.n_sessions += 1;
             sum.report.add(&report);
             if let Some(observed) = current.observed {
-                let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+                let observed = lock(&observed);
                 sum.seconds.add(&observed.totals());
             }
         }

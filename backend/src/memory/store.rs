@@ -23,7 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use llada_npu_ffi::Region;
 
@@ -33,6 +33,7 @@ use super::parallel::{Panicked, Parallel};
 use super::shape::TileShape;
 use super::tiles::Tiles;
 use super::watch::{Watch, Watches};
+use crate::sync::lock;
 
 /// Where the bytes of a buffer come from.
 pub enum Source {
@@ -118,10 +119,6 @@ pub struct PlainGuard<'a> {
     store: &'a WeightStore,
     #[expect(dead_code, reason = "held, not read")]
     lock: RwLockReadGuard<'a, ()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl WeightStore {

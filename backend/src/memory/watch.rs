@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::sync::lock;
 
 /// Tells whether a range of memory is still what it was when it was first watched.
 #[derive(Debug)]
@@ -29,7 +31,7 @@ pub(super) struct Watches {
 impl Watches {
     /// Watches a range.
     pub(super) fn watch(&self, address: usize, size_bytes: usize) -> Arc<Watch> {
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = lock(&self.ranges);
         if let Some(watch) = ranges.get(&address)
             && watch.size_bytes == size_bytes
         {
@@ -56,7 +58,7 @@ impl Watches {
         if self.is_empty() {
             return;
         }
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = lock(&self.ranges);
         let end = address.saturating_add(size_bytes);
         let touched: Vec<usize> = ranges
             .range(..end)

@@ -19,7 +19,7 @@
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use llada_npu_ffi::affinity::{CpuSet, ThreadId};
 use crate::device::DeviceError;
 pub use crate::memory::parallel::Panicked;
 use crate::memory::parallel::Parallel;
+use crate::sync::lock;
 
 /// How often an idle worker looks for work before it parks: some hundred microseconds, more than a host takes from one
 /// graph of a text to the next.
@@ -393,10 +394,6 @@ impl Shared {
         self.n_parked.fetch_sub(1, Ordering::SeqCst);
         inside
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The life of a worker.

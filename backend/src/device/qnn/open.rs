@@ -7,6 +7,7 @@ use super::engine::LIBRARY;
 use super::{Identity, Session, Settings, worker};
 use crate::knobs::{Accel, KnobError};
 use crate::memory::context_dir;
+use crate::sync::lock;
 
 /// The session of this process, while somebody uses it.
 static SESSION: Mutex<Opened> = Mutex::new(Opened::Not);
@@ -32,13 +33,13 @@ struct Opening;
 
 impl Opening {
     fn end(self, opened: Opened) {
-        *SESSION.lock().unwrap_or_else(PoisonError::into_inner) = opened;
+        *lock(&SESSION) = opened;
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&SESSION);
         if matches!(*opened, Opened::Now) {
             *opened = Opened::Not;
         }
@@ -55,7 +56,7 @@ enum Found {
 
 /// Looks for the session, and waits while somebody opens it.
 fn find() -> Found {
-    let mut opened = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut opened = lock(&SESSION);
     loop {
         match &*opened {
             Opened::Now => {

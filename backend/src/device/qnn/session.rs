@@ -26,7 +26,7 @@ mod run;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use llada_npu_ffi::qnn::Error;
 
@@ -44,6 +44,7 @@ use super::settings::Settings;
 use super::worker::{Gone, Worker};
 use crate::device::{Dense, DenseKind, DenseWeight};
 use crate::memory::{CacheDir, Watch};
+use crate::sync::lock;
 
 /// Why a segment is not computed here.
 #[derive(Debug, thiserror::Error)]
@@ -169,10 +170,6 @@ pub struct Session {
     made: Condvar,
     report: Mutex<Report>,
     has_warned: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {

@@ -8,8 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use crate::sync::lock;
 
 /// Why the thread does not answer any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,7 +136,7 @@ impl<S: 'static> Worker<S> {
             let _gone = reply.send(body(state, beat));
         });
         let sent = {
-            let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let jobs = lock(&self.jobs);
             jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
         };
         let result = if sent {
@@ -159,14 +161,9 @@ impl<S: 'static> Worker<S> {
 impl<S> Drop for Worker<S> {
     /// Waits until what lives on the thread is gone, but not for one that hangs.
     fn drop(&mut self) {
-        drop(
-            self.jobs
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(lock(&self.jobs).take());
         if self.gone.get().is_none() {
-            let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = lock(&self.ended);
             if ended.recv_timeout(self.limit) == Err(RecvTimeoutError::Timeout) {
                 self.gone.get_or_init(|| Gone::TimedOut(self.limit));
             }

@@ -7,14 +7,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use llada_npu_ffi::is_ours;
 use memmap2::Mmap;
 
 use super::room::{Found, make_room};
+use crate::sync::lock;
 
 /// What names of files that are being written contain.
 const TEMPORARY: &str = ".tmp.";
@@ -194,7 +195,7 @@ impl CacheDir {
 
     /// Deletes files so that one of `needed_bytes` fits, and those whose writer was killed.
     fn make_room(&self, needed_bytes: u64) -> Result<(), RoomError> {
-        let _one_at_a_time = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.room);
         remove_abandoned(&self.dir)?;
         let mut all = files(&self.dir, self.suffix)?;
         for (dir, suffix) in &self.others {

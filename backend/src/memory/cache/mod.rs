@@ -24,6 +24,7 @@ use super::key::Key;
 use super::parallel::{Panicked, Parallel};
 use super::shape::TileShape;
 use super::tiles::Tiles;
+use crate::sync::lock;
 pub use dir::{CacheDir, Contents};
 use dir::{RoomError, Temporary};
 use entry::{EntryError, HEADER_BYTES, checksum, chunk_checksum};
@@ -157,7 +158,7 @@ impl RepackCache {
         let failure = Mutex::new(None);
         let write_at = |bytes: &[u8], at: u64| {
             if let Err(error) = temporary.file().write_all_at(bytes, at) {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *lock(&failure) = Some(error);
             }
         };
         let zeros = vec![0; LARGE_PAGE_BYTES];

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::clock::{Timeline, Totals};
 use super::limits::Costs;
 use super::mapping::{MapError, Mapping};
 use super::turn::{Counters, Piece, Transfer, Turn};
 use super::workload::{ObjectId, SegmentId, Workload};
+use crate::sync::lock;
 
 /// What an [`Observer`] has seen.
 #[derive(Clone, Debug, Default)]
@@ -79,7 +80,7 @@ impl Observer {
 
     fn count(&mut self, transfer: &Transfer) {
         self.transfer_seconds += self.costs.seconds(transfer);
-        let mut observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut observed = lock(&self.observed);
         observed.counters.add(transfer);
     }
 }
@@ -122,7 +123,7 @@ impl Mapping for Observer {
     fn describe(&mut self, turn: &Turn, workload: &Workload) -> Result<(), MapError> {
         let transfer = std::mem::take(&mut self.transfer_seconds);
         let run = (self.run_seconds)(turn.segment);
-        let mut observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut observed = lock(&self.observed);
         observed.timeline.turn(turn, transfer, run);
         drop(observed);
         match &mut self.inner {

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -7,6 +7,7 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 use crate::memory::runtime::{Class, Costs, Limits, Object, ObjectId, Piece, Place, Workload};
+use crate::sync::lock;
 
 /// What a device holds that refuses and panics when it is told to.
 #[derive(Debug, Default)]
@@ -61,7 +62,7 @@ struct Fake(Arc<Mutex<Device>>);
 
 impl Fake {
     fn device(&self) -> MutexGuard<'_, Device> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

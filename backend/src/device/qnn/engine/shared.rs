@@ -7,11 +7,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use llada_npu_ffi::qnn::{
     Context, Error, ErrorCode, MemHandle, SharedAllocator, SharedBuffer, TensorType,
 };
+
+use crate::sync::lock;
 
 /// What a tensor of an execution is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,7 +135,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns where memory comes from, and looks for it when that is asked first.

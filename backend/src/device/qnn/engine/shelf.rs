@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use llada_npu_ffi::qnn::{
     Context, ContextBinary, Data, DataMut, Device, Error, Graph, GraphInterface, TensorInfo,
@@ -13,10 +13,7 @@ use super::super::part::Element;
 use super::super::worker::Beat;
 use super::shared::{Place, Plain, Pool, Side};
 use super::{Exchange, GraphElements, Made};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::sync::lock;
 
 /// All contexts of a device, by number. Only the library's threads hold it: who drops it last frees them.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::super::cache::ContextKey;
-use super::lock;
+use crate::sync::lock;
 
 /// The contexts of a session.
 #[derive(Debug, Default)]

@@ -11,9 +11,10 @@ use super::super::part::Form;
 use super::super::weight::{QnnType, Weight};
 use super::live::{Binary, BinaryBytes, Held};
 use super::run::Input;
-use super::{PartError, Ready, Session, Unit, lock};
+use super::{PartError, Ready, Session, Unit};
 use crate::device::{Dense, DenseKind, DenseWeight, ReadWeight};
 use crate::knobs::Linear;
+use crate::sync::lock;
 
 /// A context that parts are taken from.
 pub(super) struct Source {

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::live::{Binary, Held, Residence};
-use super::{Key, PartError, Ready, Session, lock};
+use super::{Key, PartError, Ready, Session};
 use crate::device::{ContextNeed, Contexts, Dense};
+use crate::sync::lock;
 
 /// Segments that one instance leaves to the host, though others may compute them: as they are now, until they are made anew.
 #[derive(Debug, Default)]

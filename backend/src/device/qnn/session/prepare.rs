@@ -11,10 +11,11 @@ use super::super::weight::{QnnType, Weight};
 use super::groups::groups;
 use super::live::Unused;
 use super::make::{Refused, Whole};
-use super::{Entry, HostBytes, Key, PartError, Ready, Session, State, Unit, lock};
+use super::{Entry, HostBytes, Key, PartError, Ready, Session, State, Unit};
 use crate::device::{Dense, DenseWeight, ReadWeight};
 use crate::knobs::{HostWeights, Tier};
 use crate::memory::{PlainGuard, Watch};
+use crate::sync::lock;
 
 /// How often who waits for another instance asks whether to end.
 const PATIENCE: Duration = Duration::from_millis(50);

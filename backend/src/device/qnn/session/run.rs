@@ -9,8 +9,9 @@ use super::super::engine::{Engine, Exchange, GraphElements};
 use super::super::low_rank::Factors;
 use super::super::part;
 use super::mapping::Left;
-use super::{Entry, Key, PartError, Ready, Session, lock};
+use super::{Entry, Key, PartError, Ready, Session};
 use crate::device::{ContextNeed, Dense, DenseKind};
+use crate::sync::lock;
 
 /// Rows of an input, of `k` elements each, some of which are executed.
 #[derive(Clone, Debug)]

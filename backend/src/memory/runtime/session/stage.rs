@@ -7,6 +7,7 @@ use super::SessionError;
 use super::carry::Core;
 use crate::memory::runtime::turn::Counters;
 use crate::memory::runtime::workload::SegmentId;
+use crate::sync::lock;
 
 /// What caller and staging thread tell each other.
 #[derive(Debug, Default)]
@@ -39,7 +40,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
