@@ -34,7 +34,7 @@ def run(program, model, n_prompts, out, environment, host=()):
     """Runs qnn-eval, which compares with what it wrote into a directory `host`; returns what it wrote."""
     # Graphs of attention take half floats.
     kv = "f16" if os.environ.get("LLADA_NPU_QNN_ATTENTION") == "npu" else "f32"
-    command = [*shlex.split(program), str(model), TASKS, str(n_prompts), str(N_GEN), kv, str(out), *host]
+    command = [*shlex.split(program), str(model), TASKS, str(n_prompts), str(N_GEN), kv, ",".join(DECODINGS), str(out), *host]
     with open(out.with_suffix(".log"), "w") as log:
         subprocess.run(command, check=True, env={**os.environ, **environment}, stdout=log, stderr=log)
     result = json.loads((out / "result.json").read_text())

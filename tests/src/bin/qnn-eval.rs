@@ -1,7 +1,8 @@
-//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV OUT [HOST]`: answers the first prompts of a task file with the accelerator of the
-//! environment (`LLADA_NPU_ACCEL`), over K/V of f16 or f32 (KV), and writes what came out into a directory:
+//! `qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV DECODINGS OUT [HOST]`: answers the first prompts of a task file with the accelerator
+//! of the environment (`LLADA_NPU_ACCEL`), over K/V of f16 or f32 (KV), by some [decodings](DECODINGS) (names, separated by commas),
+//! and writes what came out into a directory:
 //!
-//! * `result.json`: for each prompt, by each of the [decodings](DECODINGS), the generated tokens, and with HOST, the directory
+//! * `result.json`: for each prompt, by each decoding, the generated tokens, and with HOST, the directory
 //!   of an earlier run, the [`difference`](near_tie::compare) from that; the canvas `tokens` of one more forward (prompt, then
 //!   masks); `qnn`: what the library did, absent where it was not used;
 //! * `N.f32`: the logits of that forward, `[n_vocab, n_tokens]`, little-endian;
@@ -21,8 +22,10 @@ use llada_npu_tests::llama::Llama;
 use llada_npu_tests::near_tie::{self, Ties, Trace};
 use serde_json::json;
 
-/// Names, options, and which near ties explain another text.
-const DECODINGS: [(&str, &str, Ties); 2] = [
+/// A name, options, and which near ties explain another text.
+type Decoding = (&'static str, &'static str, Ties);
+
+const DECODINGS: [Decoding; 2] = [
     ("default", "", Ties::All),
     // One position at a time, left to right: neither a threshold nor the order of confidences decides anything.
     (
@@ -35,14 +38,19 @@ const DECODINGS: [(&str, &str, Ties); 2] = [
 /// Prompts whose tokens share a forward, of two rows each: they fill the smallest graphs.
 const N_SEATS: usize = 16;
 
+fn decoding(name: &str) -> Decoding {
+    let known = DECODINGS.into_iter().find(|decoding| decoding.0 == name);
+    known.unwrap_or_else(|| panic!("no decoding {name}"))
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (arguments, host) = match arguments.as_slice() {
-        [first @ .., host] if arguments.len() == 7 => (first, Some(PathBuf::from(host))),
+        [first @ .., host] if arguments.len() == 8 => (first, Some(PathBuf::from(host))),
         all => (all, None),
     };
-    let [model, tasks, n_prompts, n_gen, kv, out] = arguments else {
-        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV OUT [HOST]");
+    let [model, tasks, n_prompts, n_gen, kv, decodings, out] = arguments else {
+        panic!("usage: qnn-eval MODEL PROMPTS N_PROMPTS N_GEN KV DECODINGS OUT [HOST]");
     };
     let number = |text: &String| -> u32 { text.parse().expect("a number") };
     let out = PathBuf::from(out);
@@ -60,17 +68,19 @@ fn main() {
     let messages: Vec<_> = messages.iter().take(number(n_prompts) as usize).collect();
     let chats: Vec<_> = messages.iter().map(|it| llama.chat_prompt(it)).collect();
     let n_gen = number(n_gen);
-    let generated = DECODINGS.map(|(_, options, ties)| match ties {
+    let decodings: Vec<_> = decodings.split(',').map(decoding).collect();
+    let generate = |&(_, options, ties): &Decoding| match ties {
         Ties::All => {
             let alone = |prompt: &Vec<i32>| traced(&mut session, prompt, n_gen, options);
             chats.iter().map(alone).collect()
         }
         Ties::Tokens => traced_together(&mut session, &chats, n_gen, options, N_SEATS),
-    });
+    };
+    let generated: Vec<Vec<Trace>> = decodings.iter().map(generate).collect();
     let mut results = Vec::new();
     for (i, (message, prompt)) in messages.iter().zip(&chats).enumerate() {
         let mut answers = BTreeMap::new();
-        for ((name, _, ties), traces) in DECODINGS.iter().zip(&generated) {
+        for ((name, _, ties), traces) in decodings.iter().zip(&generated) {
             let file = format!("{i}-{name}");
             traces[i].write(&out.join(&file));
             let on_host = host.as_ref().map(|host| Trace::read(&host.join(&file)));
