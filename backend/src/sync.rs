@@ -1,7 +1,7 @@
 //! Locks that a panic leaves usable.
 //!
-//! A panic in a thread of ours is caught where the thread began, or at the C boundary, and reported there as a failure. That another
-//! thread held a lock then is no reason to panic, too.
+//! In the plug-in a panic is caught where its thread began, or at the C boundary, and reported there as a failure. That one thread
+//! panicked with a lock is no reason for another to panic, too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

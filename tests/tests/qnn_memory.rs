@@ -197,7 +197,7 @@ fn logits_within_a_budget_are_those_without_one() {
     let scratch = tempfile::tempdir().unwrap();
     let eval = |out: &Path, settings: &[(&str, &str)]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_qnn-eval"));
-        let arguments = ["validation.jsonl", "3", "24", "f16"];
+        let arguments = ["validation.jsonl", "3", "24", "f16", "default"];
         command.arg(trained("q4_0")).args(arguments).arg(out);
         qnn.set(&mut command);
         command.env("LLADA_NPU_QNN_ATTENTION", "npu");

@@ -55,7 +55,7 @@ pub trait Accelerator: std::fmt::Debug + Send {
 
     /// Computes an operation that is supported elsewhere than on the host, if that is wanted and possible; tells whether it did. If
     /// not, the result is in any state, and [`run`](Self::run) has it computed. Where a memory runtime decides which contexts are
-    /// there, those are that it needs.
+    /// there, those that the operation needs are.
     fn offload(&mut self, task: &mut Task<'_>) -> bool {
         let _stays = task;
         false

@@ -114,7 +114,7 @@ impl Reader {
         }
     }
 
-    /// Returns the object that a context is; `name` is that of a weight in it.
+    /// Returns the object that a context is; `name` is that of a weight in it, or of what is attended with.
     fn context(&mut self, need: &ContextNeed, name: &str) -> ObjectId {
         let id = *self
             .ids

@@ -27,15 +27,15 @@ use crate::device::FlashAttnShape;
 const MIN_N_KV: usize = 32;
 const MAX_N_KV: usize = 4096;
 
-/// Most scores of a graph, of all its heads.
-const MAX_SCORES: usize = 1 << 26;
+/// Most scores of a graph, of all its heads: 32 MiB.
+const MAX_SCORES: usize = 1 << 24;
 
 /// What is added to scores of positions that a row does not see.
 pub const HIDDEN: f32 = -30000.0;
 
-/// Largest bound of a score, the lengths of a row of Q (scaled) and one of K multiplied. A score near it is off by 0.06 at most, as
-/// half floats have 11 bits; scores themselves are mostly far below.
-const MAX_SCORE: f32 = 256.0;
+/// Largest bound of a score: the lengths of a row of Q (scaled) and one of K (about the mean of K) multiplied. A score near it is off by
+/// 0.03 at most, as half floats have 11 bits; scores themselves are mostly far below.
+const MAX_SCORE: f32 = 128.0;
 
 /// Largest share of the error in the power of the results that passes. HTP's softmax alone comes to 2e-6.
 pub(super) const MAX_NMSE: f64 = 1e-5;

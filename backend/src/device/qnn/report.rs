@@ -36,7 +36,7 @@ pub struct Report {
     pub n_additions: u64,
     /// Executions of graphs of attention, besides.
     pub n_attentions: u64,
-    /// Executions that the host repeated, as results were beyond half floats.
+    /// Executions that the host repeated, or did instead, as results or operands were beyond half floats.
     pub n_overflows: u64,
     /// Contexts that memory runtimes made from binaries, and freed.
     pub n_context_maps: u64,

@@ -274,7 +274,7 @@ impl Drop for Session {
         let report = self.report();
         log::debug!("QNN: {report}");
         for (reason, n) in &report.refused {
-            log::debug!("QNN: {n} segments on the host: {reason}");
+            log::debug!("QNN: {n} times on the host: {reason}");
         }
     }
 }

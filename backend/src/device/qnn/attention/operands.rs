@@ -33,7 +33,8 @@ pub(in super::super) fn gather(
         layout,
         i3: i3_kv,
     };
-    let k = rows(Role::K, op.k, &shape.k).gather(form.n_kv, &mask.is_seen);
+    let mut k = rows(Role::K, op.k, &shape.k).gather(form.n_kv, &mask.is_seen);
+    centre(&mut k, form.d_k * form.n_head_kv, &mask.is_seen);
     let v = rows(Role::V, op.v, &shape.v).gather(form.n_kv, &mask.is_seen);
     let k_lengths = lengths(&k, form.d_k, form.n_head_kv);
     let is_finite = [&q, &k, &v].into_iter().all(|halves| all_finite(halves));
@@ -151,6 +152,30 @@ fn queries(
         *longest = longest.max(length);
     }
     (bytes, longest)
+}
+
+/// Takes the mean of the positions that are seen from each of them. That adds the same to all scores of a row, which softmax does not
+/// notice; but what all keys have in common, a bias as a rule, costs scores no digits any more.
+fn centre(k: &mut [u8], n: usize, is_seen: &[bool]) {
+    let mut sums = vec![0.0_f32; n];
+    let mut n_seen = 0.0_f32;
+    let seen = |(row, is_seen): (_, &bool)| is_seen.then_some(row);
+    for row in k.chunks_exact(2 * n).zip(is_seen).filter_map(seen) {
+        n_seen += 1.0;
+        for (sum, &half) in sums.iter_mut().zip(row.as_chunks().0) {
+            *sum += f16::from_le_bytes(half).to_f32();
+        }
+    }
+    for (row, _) in k
+        .chunks_exact_mut(2 * n)
+        .zip(is_seen)
+        .filter(|(_, is_seen)| **is_seen)
+    {
+        for (half, sum) in row.as_chunks_mut().0.iter_mut().zip(&sums) {
+            let x = f16::from_le_bytes(*half).to_f32() - sum / n_seen;
+            *half = f16::from_f32(x).to_le_bytes();
+        }
+    }
 }
 
 /// Returns the length of the longest row, by head.

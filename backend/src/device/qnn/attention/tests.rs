@@ -68,7 +68,8 @@ fn what_has_no_graph_is_refused() {
     assert_eq!(refused(&|it| it.mask = Some(mask_per_head)), Unfit::Masks);
 }
 
-/// Operands with small numbers: the value at an index of K and V is its index modulo 64, divided by 64.
+/// Operands with small numbers: the value at an index of V is its index modulo 64, divided by 64; K has a quarter of its position modulo 4
+/// besides.
 #[derive(Clone)]
 struct Data {
     q: Vec<u8>,
@@ -81,11 +82,13 @@ impl Data {
     fn new(n_tokens: usize, n_kv: usize, mask: impl Fn(usize, usize) -> f32) -> Self {
         let q = (0..n_tokens * N_HEAD * D).map(|i| (i % 8) as f32 / 16.0);
         let rows = (0..n_tokens).flat_map(|row| (0..n_kv).map(move |position| (row, position)));
-        let kv = halves((0..n_kv * N_HEAD_KV * D).map(|i| (i % 64) as f32 / 64.0));
+        let v = |i: usize| (i % 64) as f32 / 64.0;
+        let k = |i: usize| v(i) + (i / 64 % 4) as f32 / 4.0;
+        let kv = 0..n_kv * N_HEAD_KV * D;
         Self {
             q: q.flat_map(f32::to_le_bytes).collect(),
-            k: kv.clone(),
-            v: kv,
+            k: halves(kv.clone().map(k)),
+            v: halves(kv.map(v)),
             mask: halves(rows.map(|(row, position)| mask(row, position))),
         }
     }
@@ -136,12 +139,19 @@ fn inputs_are_filled_up_and_finite() {
     let expected = (0..2 * row).map(|i| ((row + i) % 8) as f32 / 32.0);
     assert_eq!(values(&q[..4 * row]), expected.collect::<Vec<_>>());
     assert!(q[4 * row..].iter().all(|&byte| byte == 0));
-    for (position, row) in k.chunks_exact(2 * 64).enumerate() {
+    let rows = k.chunks_exact(2 * 64).zip(v.chunks_exact(2 * 64));
+    for (position, (k, v)) in rows.enumerate() {
         let is_there = position < 40 && position.is_multiple_of(2);
+        // About the mean of the positions that somebody sees.
+        let expected = match position % 4 {
+            _ if !is_there => 0.0,
+            0 => -0.25,
+            _ => 0.25,
+        };
+        assert_eq!(values(k), [expected; 64], "{position}");
         let expected = (0..64).map(|i| if is_there { i as f32 / 64.0 } else { 0.0 });
-        assert_eq!(values(row), expected.collect::<Vec<_>>(), "{position}");
+        assert_eq!(values(v), expected.collect::<Vec<_>>(), "{position}");
     }
-    assert_eq!(k, v);
     for (i, row) in mask.chunks_exact(2 * form.n_kv).enumerate() {
         for (position, x) in values(row).into_iter().enumerate() {
             let expected = match (i, position) {
@@ -174,8 +184,9 @@ fn tiles_are_read_as_rows() {
     let (plain, data) = (shape(3, n_kv), Data::new(3, n_kv, |_, _| 0.0));
     let form = AttentionForm::of(&plain, PIECE.room, None).unwrap();
     let mut tiles = [vec![0; data.k.len()], vec![0; data.v.len()]];
-    for (to, layout) in tiles.iter_mut().zip([KvTiles::K, KvTiles::V]) {
-        assert!(layout.write(to, 2 * N_HEAD_KV * D, 0, &data.k));
+    let plain_rows = [(KvTiles::K, &data.k), (KvTiles::V, &data.v)];
+    for (to, (layout, rows)) in tiles.iter_mut().zip(plain_rows) {
+        assert!(layout.write(to, 2 * N_HEAD_KV * D, 0, rows));
     }
     let mut dst = vec![0.0; 3 * N_HEAD * D];
     let expected = gather(&data.op(plain, &mut dst), &form, PIECE, 0).unwrap();
@@ -189,6 +200,20 @@ fn tiles_are_read_as_rows() {
     (op.k, op.v) = (&tiles[0], &tiles[1]);
     let found = gather(&op, &form, PIECE, 0).unwrap();
     assert_eq!(found.inputs, expected.inputs);
+}
+
+#[test]
+fn what_all_keys_have_in_common_changes_nothing() {
+    let (shape, mut data) = (shape(3, 40), Data::new(3, 40, |_, _| 0.0));
+    let form = AttentionForm::of(&shape, PIECE.room, None).unwrap();
+    let inputs = |data: &Data| {
+        let mut dst = vec![0.0; 3 * N_HEAD * D];
+        let operands = gather(&data.op(shape, &mut dst), &form, PIECE, 0);
+        operands.unwrap().inputs
+    };
+    let expected = inputs(&data);
+    data.k = halves(values(&data.k).into_iter().map(|x| x + 2.0));
+    assert_eq!(inputs(&data), expected);
 }
 
 #[test]

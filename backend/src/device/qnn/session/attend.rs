@@ -14,8 +14,9 @@ use super::super::cache::ContextKey;
 use super::super::engine::Made;
 use super::live::{Binary, Held};
 use super::make::Source;
-use super::{PartError, Session, lock};
+use super::{PartError, Session};
 use crate::device::{ContextNeed, FlashAttn, FlashAttnShape};
+use crate::sync::lock;
 
 /// Graphs of attention, by shape.
 #[derive(Debug, Default)]
@@ -170,11 +171,8 @@ impl Session {
             _ => None,
         };
         drop(life);
-        if budget_bytes.is_none()
-            && let Some(context) = &ready
-        {
-            self.pin_context(context);
-        }
+        let is_there = |context: &Held| budget_bytes.is_some() || self.pin_context(context);
+        let ready = ready.filter(is_there);
         // What was wrong is held by nobody.
         self.free_unused();
         ready
@@ -184,7 +182,10 @@ impl Session {
     pub(super) fn lose_attention(&self, context: u64, error: &PartError) {
         let lives: Vec<_> = lock(&self.attention.0).values().cloned().collect();
         for life in lives {
-            let mut life = lock(&life);
+            // One that is being made has no context yet; where one is just looked at, its execution fails, which gives it up.
+            let Ok(mut life) = life.try_lock() else {
+                continue;
+            };
             if let Life::Ready(held) = &*life
                 && held.context() == context
             {
@@ -196,8 +197,9 @@ impl Session {
 
     /// Leaves a graph to the host that failed.
     fn give_up_attention(&self, form: &AttentionForm, failed: &Held) {
-        if let Some(life) = lock(&self.attention.0).get(form) {
-            let mut life = lock(life);
+        let life = lock(&self.attention.0).get(form).cloned();
+        if let Some(life) = life {
+            let mut life = lock(&life);
             if let Life::Ready(context) = &*life
                 && context.context() == failed.context()
             {
@@ -209,7 +211,7 @@ impl Session {
     /// Takes notice of something that half floats do not do for.
     fn overflow(&self, what: &str) {
         self.warn(format_args!(
-            "attention with {what} beyond half floats: the host computes it again"
+            "attention with {what} beyond half floats: the host computes it"
         ));
         lock(&self.report).n_overflows += 1;
     }
@@ -221,8 +223,7 @@ impl Session {
         budget_bytes: Option<u64>,
     ) -> Result<Held, PartError> {
         let mut hasher = self.key_hasher();
-        hasher.bytes(form.to_string().as_bytes());
-        hasher.bytes(format!("{:?}", form.vtcm_mb).as_bytes());
+        hasher.bytes(format!("{form:?}").as_bytes());
         let key = hasher.finish();
         let example = Arc::new(Example::new(form));
         if let Some((made, bytes)) = self.load(&key, 1) {

@@ -89,10 +89,10 @@ impl Session {
     }
 
     /// Keeps a context for good.
-    pub(super) fn pin_context(&self, held: &Held) {
+    pub(super) fn pin_context(&self, held: &Held) -> bool {
         let mut residence = held.residence();
         if residence.is_pinned {
-            return;
+            return true;
         }
         // Under the same guard: who finds it pinned finds it there.
         let made = self.make_again(held, &mut residence);
@@ -101,9 +101,10 @@ impl Session {
             residence.n_users += 1;
         }
         drop(residence);
-        if let Err(error) = made {
-            self.lose(held.context(), &error);
+        if let Err(error) = &made {
+            self.lose(held.context(), error);
         }
+        made.is_ok()
     }
 
     fn free(&self, context: u64) {
